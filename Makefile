@@ -1,0 +1,56 @@
+# One set of commands for people, hooks and CI. Needs: make, git, Python >= 3.11 with venv, a C++20 compiler.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*)
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint types bench conformance format clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.tools: requirements/build.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Headway needs Python 3.11 or newer; set PYTHON=..." >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -r requirements/build.txt
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.tools requirements/base.txt $(NATIVE)
+	$(PIP) -r requirements/base.txt
+	$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.built requirements/dev.txt
+	$(PIP) -r requirements/dev.txt
+	@touch $@
+
+build: $(VENV)/.built  ## set up the environment and compile the core
+
+demo: $(VENV)/.built  ## run the main job: a mixed pool, four policies, one table
+	$(BIN)/headway demo
+
+test: $(VENV)/.dev  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev  ## check style and the import contracts
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev  ## check the types
+	$(BIN)/mypy
+
+bench: $(VENV)/.built  ## measure the core: instructions, microseconds
+	$(BIN)/headway bench core
+
+conformance: $(VENV)/.dev  ## compare the core with the real vLLM scheduler (installs it once, 1.8 GB)
+	$(BIN)/python tests/conformance/run.py
+
+format: $(VENV)/.dev  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

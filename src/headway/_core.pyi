@@ -1,0 +1,89 @@
+"""Stub of the native module (see ``native/bindings.cpp``)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.types import EngineLimits, EngineRequest, EngineState, Replay, StepTime
+
+class TokenBatch:
+    """One scheduled token batch, as after scheduling; ``first_tokens`` and ``finished`` as after the update."""
+
+    @property
+    def num_scheduled_tokens(self) -> dict[str, int]:
+        """Request id → tokens, in scheduling order."""
+    @property
+    def preempted(self) -> list[str]: ...
+    @property
+    def free_blocks(self) -> int: ...
+    @property
+    def first_tokens(self) -> list[str]:
+        """Requests whose very first output this batch gave (never after a recompute)."""
+    @property
+    def finished(self) -> list[str]: ...
+    @property
+    def time_s(self) -> float:
+        """Duration without noise; 0 when there was nothing to do."""
+
+class ReplayedEngine:
+    """The scheduler of one engine, replayed natively."""
+
+    def __init__(self, limits: EngineLimits, step_time: StepTime) -> None: ...
+    @staticmethod
+    def from_state(state: EngineState, step_time: StepTime) -> ReplayedEngine: ...
+    def load(self, state: EngineState) -> None:
+        """Replace the whole state, keeping step time and identity (limits come from the state)."""
+    def submit(self, request: EngineRequest) -> None: ...
+    def cancel(self, request_id: str) -> bool:
+        """Remove a request wherever it is and free its blocks; False when it is not here."""
+    def step(self) -> TokenBatch: ...
+    def advance(self, seconds: float) -> int:
+        """Let time pass; returns the number of steps started. A batch still in flight at the end is completed and
+        its remaining time stands in ``residual_s``."""
+    def clone(self) -> ReplayedEngine: ...
+    def state(self) -> EngineState: ...
+    @property
+    def running(self) -> list[EngineRequest]: ...
+    @property
+    def waiting(self) -> list[EngineRequest]: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def free_blocks(self) -> int: ...
+    @property
+    def residual_s(self) -> float: ...
+    @property
+    def remaining_prefill_tokens(self) -> int:
+        """Σ over all requests, running and waiting, of the tokens still to prefill."""
+    def __contains__(self, request_id: str) -> bool: ...
+    def first_token(self, prompt_tokens: int, priority: int = 0, arrival_s: float | None = None) -> Replay:
+        """Replay a newcomer. Cached until the state changes (FCFS)."""
+    def ttft_s(self, prompt_tokens: int) -> float:
+        """As ``first_token(prompt_tokens).ttft_s``, without building a result."""
+
+class EngineGroup:
+    """Many engines, asked in one call. Engines are kept alive; refill them in place with ``load``."""
+
+    def __init__(self, engines: Sequence[ReplayedEngine]) -> None: ...
+    def first_tokens(self, prompt_tokens: NDArray[np.int64], ttft_s: NDArray[np.float64], wait_s: NDArray[np.float64], priority: int = 0) -> None:
+        """Fill ``ttft_s`` and ``wait_s`` (one entry per engine; +inf where it cannot run)."""
+
+def batch_time_s(step_time: StepTime, chunks: Sequence[tuple[int, int, bool]]) -> float:
+    """Duration of a batch of ``(num_scheduled_tokens, context_before, is_decode)`` chunks."""
+
+class SeqlockWriter:
+    """Writes one shared-memory slot. See ``native/seqlock.hpp``."""
+
+    def __init__(self, buffer: memoryview) -> None: ...
+    def write(self, payload: bytes) -> None: ...
+
+class SeqlockReader:
+    """Reads one shared-memory slot. See ``native/seqlock.hpp``."""
+
+    def __init__(self, buffer: memoryview) -> None: ...
+    def sequence(self) -> int: ...
+    def read(self, max_attempts: int = 1000) -> bytes | None:
+        """The newest payload, None before the first write; raises SnapshotTornError when every attempt was torn."""

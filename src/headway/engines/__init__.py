@@ -1,0 +1,1 @@
+"""Engines on the other side of the wire: a simulated one here, the publisher inside real ones later."""

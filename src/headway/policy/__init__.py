@@ -1,0 +1,1 @@
+"""Routing policies, one file each, and the registry that names them."""

@@ -1,0 +1,1 @@
+"""From a prompt to what each model is worth on it: tokens, task type, quality, output length and cost."""

@@ -1,0 +1,1 @@
+"""How an engine's state travels to the router: a versioned codec and its transports."""

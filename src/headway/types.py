@@ -1,0 +1,394 @@
+"""The nouns of Headway, as frozen msgspec Structs (the design's section 4 in code).
+
+Times are seconds (``_s``) on one monotonic clock unless named ``wall_``; lengths are tokens; money is USD (``_usd``).
+This file refuses to do anything: it holds values and checks that a value alone can be right.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from msgspec import Struct
+
+from headway.errors import EngineInputError
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+StepTimeForm = Literal["linear", "knee", "six_term"]
+
+#: Largest token count, block count or batch size the native core holds (its counters are 32 bits wide).
+MAX_COUNT = 2**31 - 1
+
+_STEP_TIME_NAMES: dict[str, tuple[str, ...]] = {
+    "linear": ("b0", "b1", "b2", "b3", "b_seq"),
+    "knee": ("b0", "b1_below", "b1_above", "knee", "b2", "b3", "b_seq"),
+    "six_term": ("b0", "bp", "bpp", "bd", "bs", "bss"),
+}
+
+
+def _require_count(field: str, value: object, minimum: int) -> None:
+    if type(value) is not int:
+        raise EngineInputError(field, f"must be an integer, not {value!r}")
+    if value < minimum:
+        raise EngineInputError(field, f"must be at least {minimum}, not {value}")
+    if value > MAX_COUNT:
+        raise EngineInputError(field, f"must be at most {MAX_COUNT}, not {value}")
+
+
+def _require_finite(field: str, value: object, minimum: float = 0.0) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise EngineInputError(field, f"must be a number, not {value!r}")
+    if not math.isfinite(value) or value < minimum:
+        raise EngineInputError(field, f"must be finite and at least {minimum:g}, not {value!r}")
+
+
+class ModelPrior(Struct, frozen=True, kw_only=True):
+    """What is known of a model before anything was trained: mean judged quality in [0, 1] and mean output tokens."""
+
+    quality: float = 0.5
+    output_tokens: float = 256.0
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    """One model of the pool. Prices are USD per million tokens; ``tasks`` maps a task type to its own prior."""
+
+    name: str
+    input_per_1m_usd: float = 0.0
+    output_per_1m_usd: float = 0.0
+    context_tokens: int = 32768
+    parameters: float | None = None
+    prior: ModelPrior | None = None
+    tasks: dict[str, ModelPrior] = {}
+
+
+class EngineLimits(Struct, frozen=True, kw_only=True):
+    """The engine settings that shape token batches. vLLM's names, but for these:
+
+    ``chunked_prefill`` is ``enable_chunked_prefill``, ``policy`` is the scheduling ``policy``, ``reserve_full_isl`` is
+    ``scheduler_reserve_full_isl``, ``num_blocks`` is ``num_gpu_blocks`` (the null block included).
+
+    Raises:
+        EngineInputError: a limit that no engine accepts; ``.field`` names it.
+    """
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    long_prefill_token_threshold: int = 0
+    chunked_prefill: bool = True
+    policy: SchedulingPolicy = "fcfs"
+    watermark: float = 0.0
+    reserve_full_isl: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size"):
+            _require_count(field, getattr(self, field), 1)
+        _require_count("num_blocks", self.num_blocks, 2)  # one of them is the null block
+        _require_count("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        _require_finite("watermark", self.watermark)
+        if self.watermark >= 1.0:
+            raise EngineInputError("watermark", f"must be below 1, not {self.watermark!r}")
+        for field in ("chunked_prefill", "reserve_full_isl"):
+            if type(getattr(self, field)) is not bool:
+                raise EngineInputError(field, f"must be true or false, not {getattr(self, field)!r}")
+        if self.policy not in ("fcfs", "priority"):
+            raise EngineInputError("policy", f"must be 'fcfs' or 'priority', not {self.policy!r}")
+        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise EngineInputError(
+                "max_num_batched_tokens",
+                f"must reach max_model_len ({self.max_model_len}) while chunked_prefill is off, "
+                f"not {self.max_num_batched_tokens}",
+            )
+
+
+class StepTime(Struct, frozen=True):
+    """Processing time of one token batch: a named form and its coefficients, in seconds per unit of each feature.
+
+    Build one with :meth:`linear`, :meth:`knee` or :meth:`six_term`; contexts are taken before the batch. A chunk of
+    one token whose context already covers every other token of a request with output is a decode, every other chunk
+    is prefill. Source: the paper's eq. 9 (linear); the knee and six-term forms are described in ``docs``.
+    """
+
+    form: StepTimeForm
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        names = _STEP_TIME_NAMES.get(self.form)
+        if names is None:
+            raise EngineInputError("form", f"must be one of {', '.join(_STEP_TIME_NAMES)}, not {self.form!r}")
+        if len(self.coefficients) != len(names):
+            raise EngineInputError("coefficients", f"{self.form} takes {len(names)}, not {len(self.coefficients)}")
+        for name, value in zip(names, self.coefficients, strict=True):
+            _require_finite(name, value)
+
+    @classmethod
+    def linear(cls, *, b0: float, b1: float, b2: float, b3: float, b_seq: float = 0.0) -> StepTime:
+        """``b0 + b1·tokens + b2·Σ decode context + b3·Σ(p·c + p(p+1)/2) + b_seq·num_requests``."""
+        return cls("linear", (b0, b1, b2, b3, b_seq))
+
+    @classmethod
+    def knee(
+        cls, *, b0: float, b1_below: float, b1_above: float, knee: float, b2: float, b3: float, b_seq: float = 0.0
+    ) -> StepTime:
+        """Linear, with ``b1·tokens`` replaced by ``b1_below·min(tokens, knee) + b1_above·max(tokens − knee, 0)``."""
+        return cls("knee", (b0, b1_below, b1_above, knee, b2, b3, b_seq))
+
+    @classmethod
+    def six_term(cls, *, b0: float, bp: float, bpp: float, bd: float, bs: float, bss: float) -> StepTime:
+        """``b0 + bp·P + bpp·Σp² + bd·D + bs·Σctx + bss·Σctx²``; P prefill tokens, D decodes, ctx of all requests."""
+        return cls("six_term", (b0, bp, bpp, bd, bs, bss))
+
+    def named(self) -> dict[str, float]:
+        """The coefficients by name, in the order of the form."""
+        return dict(zip(_STEP_TIME_NAMES[self.form], self.coefficients, strict=True))
+
+
+class EngineRequest(Struct, frozen=True, kw_only=True):
+    """What an engine sees of a query, as it stands between two steps.
+
+    ``computed_tokens`` is vLLM's ``num_computed_tokens``, ``prompt_tokens`` its ``num_prompt_tokens``,
+    ``output_tokens`` its ``num_output_tokens``. ``target_output_tokens`` is the whole answer, ``output_tokens``
+    included: the request ends at min(target, max_tokens), or when prompt and output fill ``max_model_len``.
+    ``num_blocks`` None means ceil(computed/block_size). Lower ``priority`` is sooner; ``arrival_s`` is no future
+    time, it only orders equal priorities, and None means after all present.
+
+    Raises:
+        EngineInputError: a negative or impossible count; ``.field`` names it.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    target_output_tokens: int
+    max_tokens: int | None = None
+    priority: int = 0
+    arrival_s: float | None = None
+    num_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_count("prompt_tokens", self.prompt_tokens, 1)
+        _require_count("computed_tokens", self.computed_tokens, 0)
+        _require_count("output_tokens", self.output_tokens, 0)
+        _require_count("target_output_tokens", self.target_output_tokens, 1)
+        if self.max_tokens is not None:
+            _require_count("max_tokens", self.max_tokens, 1)
+        if self.num_blocks is not None:
+            _require_count("num_blocks", self.num_blocks, 0)
+        if type(self.priority) is not int or abs(self.priority) > MAX_COUNT:
+            raise EngineInputError("priority", f"must be an integer within ±{MAX_COUNT}, not {self.priority!r}")
+        if self.arrival_s is not None:
+            _require_finite("arrival_s", self.arrival_s, -math.inf)
+        if self.computed_tokens >= self.prompt_tokens + self.output_tokens:
+            raise EngineInputError(
+                "computed_tokens",
+                f"must be below prompt_tokens + output_tokens ({self.prompt_tokens + self.output_tokens}) between "
+                f"steps, not {self.computed_tokens}: the newest token's keys and values are not computed yet",
+            )
+
+
+class EngineState(Struct, frozen=True, kw_only=True):
+    """An engine *between* steps: requests in engine order, and the time until the batch in flight ends.
+
+    ``free_blocks`` None means num_blocks − 1 − Σ held (the null block is never free).
+    """
+
+    limits: EngineLimits
+    running: tuple[EngineRequest, ...] | list[EngineRequest]
+    waiting: tuple[EngineRequest, ...] | list[EngineRequest]
+    residual_s: float = 0.0
+    free_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_finite("residual_s", self.residual_s)
+        if self.free_blocks is not None:
+            _require_count("free_blocks", self.free_blocks, 0)
+
+
+class Replay(Struct, frozen=True):
+    """What :func:`headway.replay` returns for a newcomer.
+
+    ``ttft_s`` runs from now to the end of the step that computes its last prompt chunk, ``wait_s`` from now to the
+    start of the first step that holds a chunk of it; both are infinite where the engine can never admit it.
+    ``num_steps`` counts the steps up to that first token, without the batch in flight.
+    """
+
+    ttft_s: float
+    wait_s: float
+    num_steps: int
+
+
+class Calibration(Struct, frozen=True, kw_only=True):
+    """What an estimator may know of an instance beside limits and step time, from a calibration run.
+
+    ``prefill_tokens_per_s`` is θ, over batches that hold a prefill chunk; ``decode_step_s`` is T_dec, the mean time of
+    decode-only batches; ``service_rate_per_s`` is μ in queries per second; ``concurrency`` is k of the
+    limited-processor-sharing estimate; ``ttft_ratio_p90`` is the 90 % quantile of observed ÷ estimated TTFT.
+    """
+
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    service_rate_per_s: float
+    concurrency: int = 25
+    ttft_ratio_p90: float = 1.1
+
+
+class Instance(Struct, frozen=True, kw_only=True):
+    """A model instance of the pool. ``limits`` and ``step_time`` are None where nothing can be replayed (hosted)."""
+
+    id: str
+    model: str
+    api_base: str = ""
+    engine: str = "hosted"
+    profile: str | None = None
+    limits: EngineLimits | None = None
+    step_time: StepTime | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def hosted(self) -> bool:
+        """Whether this is an outside API of which no state is known."""
+        return self.engine == "hosted"
+
+
+class SnapshotRequest(Struct, frozen=True, array_like=True):
+    """One request inside a snapshot, as the engine holds it. ``max_tokens`` 0 means unlimited.
+
+    ``scheduled_tokens`` is its share of the batch in flight, 0 when it is not part of it. The engine has already
+    added it to ``computed_tokens`` (vLLM's ``schedule`` does) but not yet appended the output.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    num_blocks: int
+    max_tokens: int
+    priority: int
+    arrival_s: float
+    scheduled_tokens: int
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """An engine as it published itself right after a step was scheduled (or while idle).
+
+    ``sequence`` rises by one per snapshot of one engine start; ``engine_start`` tells restarts apart. ``engine_s`` is
+    the monotonic time of publication, ``batch_start_s`` that of the batch in flight (None when idle). A snapshot with
+    ``scheduled_tokens`` all 0 shows the engine between steps.
+    """
+
+    instance_id: str
+    engine_version: str
+    engine_start: int
+    sequence: int
+    engine_s: float
+    limits: EngineLimits
+    running: list[SnapshotRequest]
+    waiting: list[SnapshotRequest]
+    free_blocks: int
+    batch_start_s: float | None = None
+
+
+class Query(Struct, frozen=True, kw_only=True):
+    """One request as the router sees it. ``model`` None means every candidate; ``prompt_text`` may be shortened.
+
+    ``prompt_tokens`` maps each model to its own count (models may have unlike tokenizers).
+    """
+
+    id: str
+    arrival_s: float
+    prompt_text: str
+    prompt_tokens: dict[str, int]
+    max_tokens: int | None = None
+    candidates: tuple[str, ...] | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    quality_min: float | None = None
+    max_cost_usd: float | None = None
+    priority: int = 0
+    excluded_instances: frozenset[str] = frozenset()
+
+
+class Prediction(Struct, frozen=True):
+    """What one model is expected to do with one query. ``source`` is ``prior``, ``default`` or a predictor's name."""
+
+    quality: float
+    output_tokens: float
+    cost_usd: float
+    source: str
+
+
+class Estimate(Struct, frozen=True):
+    """When one instance would give the newcomer its first token. ``source`` names the estimator that really spoke."""
+
+    ttft_s: float
+    ttft_p90_s: float
+    wait_s: float
+    source: str
+    snapshot_age_s: float | None = None
+
+
+Verdict = Literal[
+    "feasible", "late", "context", "unhealthy", "draining", "quality", "budget", "excluded", "saturated"
+]
+
+
+class Candidate(Struct, frozen=True):
+    """One instance as it stood in one decision. Figures are None where the verdict was reached without them."""
+
+    instance_id: str
+    model: str
+    verdict: Verdict
+    utility: float | None = None
+    quality: float | None = None
+    cost_usd: float | None = None
+    output_tokens: float | None = None
+    prompt_tokens: int | None = None
+    prediction: str | None = None
+    estimate: Estimate | None = None
+    num_outstanding: int = 0
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What was chosen and why. ``chosen`` indexes ``candidates``; None when nothing could be chosen.
+
+    ``slo`` is ``met-expected``, ``infeasible`` or ``none``. ``decision_s`` is filled in by the caller, who owns the
+    clock. ``best_ttft_s`` is the smallest estimated TTFT over the eligible candidates.
+    """
+
+    query_id: str
+    policy: str
+    arrival_s: float
+    candidates: tuple[Candidate, ...]
+    chosen: int | None
+    reason: str
+    slo: Literal["met-expected", "infeasible", "none"]
+    ttft_target_s: float | None = None
+    best_ttft_s: float | None = None
+    retry_after_s: float | None = None
+    decision_s: float | None = None
+    config_hash: str = ""
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """The chosen candidate."""
+        return None if self.chosen is None else self.candidates[self.chosen]
+
+
+OutcomeStatus = Literal["ok", "error", "cancelled", "timeout", "interrupted", "rejected"]
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What really happened to a query on an instance."""
+
+    query_id: str
+    instance_id: str
+    status: OutcomeStatus
+    ttft_s: float | None = None
+    total_s: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cost_usd: float | None = None
+    http_status: int | None = None
