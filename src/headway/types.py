@@ -7,9 +7,9 @@ This file refuses to do anything: it holds values and checks that a value alone 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from headway.errors import EngineInputError
 
@@ -18,6 +18,10 @@ StepTimeForm = Literal["linear", "knee", "six_term"]
 
 #: Largest token count, block count or batch size the native core holds (its counters are 32 bits wide).
 MAX_COUNT = 2**31 - 1
+
+#: Values that arrive over a wire are checked while they are decoded: counts within range, times finite.
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 
 _STEP_TIME_NAMES: dict[str, tuple[str, ...]] = {
     "linear": ("b0", "b1", "b2", "b3", "b_seq"),
@@ -261,14 +265,14 @@ class SnapshotRequest(Struct, frozen=True, array_like=True):
     """
 
     request_id: str
-    prompt_tokens: int
-    computed_tokens: int
-    output_tokens: int
-    num_blocks: int
-    max_tokens: int
-    priority: int
-    arrival_s: float
-    scheduled_tokens: int
+    prompt_tokens: Count
+    computed_tokens: Count
+    output_tokens: Count
+    num_blocks: Count
+    max_tokens: Count
+    priority: Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
+    arrival_s: Finite
+    scheduled_tokens: Count
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -282,13 +286,13 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     instance_id: str
     engine_version: str
     engine_start: int
-    sequence: int
-    engine_s: float
+    sequence: Annotated[int, Meta(ge=0)]
+    engine_s: Finite
     limits: EngineLimits
     running: list[SnapshotRequest]
     waiting: list[SnapshotRequest]
-    free_blocks: int
-    batch_start_s: float | None = None
+    free_blocks: Count
+    batch_start_s: Finite | None = None
 
 
 class Query(Struct, frozen=True, kw_only=True):
