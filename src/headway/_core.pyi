@@ -59,8 +59,10 @@ class ReplayedEngine:
     def remaining_prefill_tokens(self) -> int:
         """Σ over all requests, running and waiting, of the tokens still to prefill."""
     def __contains__(self, request_id: str) -> bool: ...
+    def replay(self, request: EngineRequest) -> Replay:
+        """Replay this newcomer without submitting it."""
     def first_token(self, prompt_tokens: int, priority: int = 0, arrival_s: float | None = None) -> Replay:
-        """Replay a newcomer. Cached until the state changes (FCFS)."""
+        """Replay a newcomer of this many prompt tokens. Cached until the state changes (FCFS)."""
     def ttft_s(self, prompt_tokens: int) -> float:
         """As ``first_token(prompt_tokens).ttft_s``, without building a result."""
 

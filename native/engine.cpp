@@ -1,0 +1,244 @@
+#include "engine.hpp"
+
+#include <limits>
+
+namespace headway {
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// A request that preempts itself although it is alone will do so for ever; the second time proves it.
+constexpr int64_t kHopeless = 2;
+
+}  // namespace
+
+int32_t Engine::place_running(const RequestInput& input) {
+  open_ = OpenStep{};
+  return scheduler_.place_running(input);
+}
+
+int32_t Engine::submit(const RequestInput& input) {
+  if (open_.known) append_to_open_step(input);
+  return scheduler_.submit(input);
+}
+
+void Engine::remove(int32_t slot) {
+  open_ = OpenStep{};
+  scheduler_.remove(slot);
+}
+
+double Engine::step() {
+  open_ = OpenStep{};
+  residual_s_ = 0;
+  if (!scheduler_.step(true, step_time_.knee)) return 0;
+  num_steps_ += 1;
+  total_ += scheduler_.features();
+  return step_time_.seconds(scheduler_.features());
+}
+
+int64_t Engine::advance(double seconds) {
+  if (seconds < residual_s_) {
+    residual_s_ -= seconds;
+    return 0;
+  }
+  seconds -= residual_s_;
+  residual_s_ = 0;
+  const int64_t hopeless_before = scheduler_.num_hopeless();
+  int64_t started = 0;
+  while (seconds > 0 && scheduler_.num_hopeless() < hopeless_before + kHopeless) {
+    int64_t run = scheduler_.decode_run();
+    if (run > 1 && step_time_.seconds(scheduler_.decode_features(run, step_time_.knee)) > seconds) {
+      // The longest part of the run that ends in time, then the step that straddles the end.
+      int64_t fits = 0;
+      int64_t too_long = run;
+      while (too_long - fits > 1) {
+        const int64_t middle = fits + (too_long - fits) / 2;
+        const bool in_time = step_time_.seconds(scheduler_.decode_features(middle, step_time_.knee)) <= seconds;
+        (in_time ? fits : too_long) = middle;
+      }
+      run = fits > 0 ? fits : 1;
+    }
+    if (run > 0) {
+      scheduler_.run_decodes(run, step_time_.knee);
+    } else if (scheduler_.step(false, step_time_.knee)) {
+      run = 1;
+    } else {
+      break;  // nothing to do, or stuck
+    }
+    started += run;
+    num_steps_ += run;
+    total_ += scheduler_.features();
+    const double duration = step_time_.seconds(scheduler_.features());
+    if (duration > seconds) {
+      residual_s_ = duration - seconds;
+      seconds = 0;
+    } else {
+      seconds -= duration;
+    }
+  }
+  // The way to the open step stays right while it lies ahead, but for the threshold, which counts the newcomer.
+  if (open_.step < num_steps_ || open_.ahead == nullptr || scheduler_.limits().long_prefill_token_threshold > 0) {
+    if (started > 0) open_ = OpenStep{};
+  }
+  return started;
+}
+
+FirstToken Engine::first_token(RequestInput newcomer) {
+  newcomer.target_output = std::numeric_limits<int32_t>::max();  // what follows its first token does not matter
+  newcomer.max_tokens = 0;
+  const bool brings_tokens = newcomer.computed > 0 || newcomer.num_blocks > 0;
+  if (scheduler_.limits().priority_policy || brings_tokens) {
+    Scheduler scheduler(scheduler_);
+    const int32_t slot = scheduler.submit(newcomer);
+    return replay_newcomer(scheduler, slot, num_steps_, total_, kNever);
+  }
+  const int64_t prompt = newcomer.prompt;
+  if (!open_.known) find_open_step();
+  if (open_.never) return {kNever, kNever, 0};
+  const int64_t chunk = scheduler_.admissible_chunk(prompt, 0, 0, open_.budget, open_.free, open_.num_running,
+                                                    open_.num_present);
+  const double wait_s = residual_s_ + since(open_.before);
+  Features with_newcomer = open_.residents;
+  with_newcomer.add_chunk(chunk, 0, false);
+  with_newcomer.close_batches(1, step_time_.knee);
+  with_newcomer.steps = 1;
+  if (chunk == prompt) return {wait_s + step_time_.seconds(with_newcomer), wait_s, open_.step + 1 - num_steps_};
+
+  // It needs further steps: go on from the open step with the newcomer in its place.
+  Scheduler scheduler(open_.ahead ? *open_.ahead : scheduler_);
+  scheduler.set_phantoms(0);
+  if (!open_.is_past || chunk == 0) {
+    const int32_t slot = scheduler.submit(newcomer);
+    Features total = open_.before;
+    if (open_.is_past) total += open_.residents;
+    return replay_newcomer(scheduler, slot, open_.step + (open_.is_past ? 1 : 0), total, kNever);
+  }
+  newcomer.computed = chunk;
+  const int32_t slot = scheduler.place_running(newcomer);
+  Features total = open_.before;
+  total += with_newcomer;
+  return replay_newcomer(scheduler, slot, open_.step + 1, total, wait_s);
+}
+
+// Steps until the newcomer's first output. `wait_s` is known already where it has had a chunk.
+FirstToken Engine::replay_newcomer(Scheduler& scheduler, int32_t slot, int64_t steps, Features total,
+                                   double wait_s) const {
+  const int64_t hopeless_before = scheduler.num_hopeless();
+  while (scheduler.num_hopeless() < hopeless_before + kHopeless) {
+    if (const int64_t run = scheduler.decode_run(); run > 0) {
+      scheduler.run_decodes(run, step_time_.knee);
+      total += scheduler.features();
+      steps += run;
+      continue;
+    }
+    const Features before = total;
+    if (!scheduler.step(false, step_time_.knee)) break;
+    total += scheduler.features();
+    steps += 1;
+    if (wait_s == kNever) {
+      for (const Chunk& chunk : scheduler.chunks()) {
+        if (chunk.slot == slot) wait_s = residual_s_ + since(before);
+      }
+    }
+    for (const int32_t first : scheduler.first_tokens()) {
+      if (first == slot) return {residual_s_ + since(total), wait_s, steps - num_steps_};
+    }
+  }
+  return {kNever, wait_s, 0};
+}
+
+void Engine::find_open_step() {
+  open_ = OpenStep{};
+  open_.known = true;
+  open_.step = num_steps_;
+  if (scheduler_.next_step_is_open()) {
+    open_.before = total_;
+    note_open_next_step(scheduler_);
+    return;
+  }
+  open_.ahead = std::make_unique<Scheduler>(scheduler_);
+  open_.ahead->set_phantoms(1);
+  seek_open_step(num_steps_, total_);
+}
+
+void Engine::note_open_next_step(const Scheduler& scheduler) {
+  open_.is_past = false;
+  open_.residents = scheduler.num_decodes() > 0 ? scheduler.decode_features(1, step_time_.knee) : Features{};
+  open_.budget = scheduler.limits().max_num_batched_tokens - scheduler.num_decodes();
+  open_.free = scheduler.free_after_next_decodes();
+  open_.num_running = scheduler.running().size;
+  open_.num_present = scheduler.num_requests() + 1;
+}
+
+// Replays the residents from `ahead` until a step that would try a newcomer.
+void Engine::seek_open_step(int64_t steps, Features total) {
+  Scheduler& ahead = *open_.ahead;
+  const int64_t hopeless_before = ahead.num_hopeless();
+  while (ahead.num_hopeless() < hopeless_before + kHopeless) {
+    open_.step = steps;
+    open_.before = total;
+    if (ahead.next_step_is_open()) return note_open_next_step(ahead);
+    if (const int64_t run = ahead.decode_run(); run > 0) {
+      ahead.run_decodes(run, step_time_.knee);
+      steps += run;
+      total += ahead.features();
+      continue;
+    }
+    const int64_t num_present = ahead.num_requests() + 1;
+    if (!ahead.step(false, step_time_.knee)) break;
+    if (ahead.last_step_was_open()) {
+      open_.is_past = true;
+      open_.residents = ahead.features();
+      open_.budget = ahead.budget_left();
+      open_.free = ahead.free_after();
+      open_.num_running = ahead.running_after();
+      open_.num_present = num_present;
+      return;
+    }
+    steps += 1;
+    total += ahead.features();
+  }
+  open_.never = true;
+}
+
+// A routed newcomer becomes a resident: the known way ahead is extended by it instead of being replayed anew.
+void Engine::append_to_open_step(const RequestInput& input) {
+  // With a threshold one more request changes the chunks of those before it; without `ahead` replaying is as cheap.
+  if (open_.never || open_.ahead == nullptr || scheduler_.limits().long_prefill_token_threshold > 0 ||
+      input.computed > 0 || input.output > 0) {
+    open_ = OpenStep{};
+    return;
+  }
+  Scheduler& ahead = *open_.ahead;
+  if (!open_.is_past) {
+    ahead.submit(input);
+    seek_open_step(open_.step, open_.before);
+    return;
+  }
+  const int64_t chunk = scheduler_.admissible_chunk(input.prompt, 0, 0, open_.budget, open_.free, open_.num_running,
+                                                    open_.num_present);
+  if (chunk == 0) {
+    ahead.submit(input);
+  } else {
+    RequestInput admitted = input;
+    admitted.computed = chunk;
+    admitted.output = chunk == input.prompt ? 1 : 0;
+    const bool ends_at_once = admitted.output == 1 && (input.target_output == 1 || input.max_tokens == 1 ||
+                                                       input.prompt + 1 >= scheduler_.limits().max_model_len);
+    if (!ends_at_once) ahead.place_running(admitted);
+    open_.residents.add_chunk(chunk, 0, false);
+    open_.residents.close_batches(1, step_time_.knee);
+    open_.residents.steps = 1;
+    open_.budget -= chunk;
+    open_.free -= scheduler_.blocks_for(chunk);
+    open_.num_running += 1;
+    open_.num_present += 1;
+    if (open_.budget > 0 && open_.num_running < scheduler_.limits().max_num_seqs) return;
+  }
+  Features total = open_.before;
+  total += open_.residents;
+  seek_open_step(open_.step + 1, total);
+}
+
+}  // namespace headway

@@ -1,0 +1,79 @@
+// A replayed engine: a scheduler with a clock. It steps, lets time pass, and tells a newcomer's first token.
+//
+// Under fcfs the residents' schedule does not depend on a newcomer before its admission (it is last in the queue and
+// first to be preempted), so the way to the first step that would try a newcomer is replayed once, kept, and used for
+// every query until the residents change.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "scheduler.hpp"
+
+namespace headway {
+
+// A newcomer's way to its first token. Infinite times: the engine can never admit it.
+struct FirstToken {
+  double ttft_s = 0;
+  double wait_s = 0;
+  int64_t num_steps = 0;
+};
+
+class Engine {
+ public:
+  Engine(const Limits& limits, const StepTime& step_time) : scheduler_(limits), step_time_(step_time) {}
+  Engine(const Engine& other)
+      : scheduler_(other.scheduler_), step_time_(other.step_time_), residual_s_(other.residual_s_) {}
+  Engine& operator=(const Engine&) = delete;
+
+  int32_t place_running(const RequestInput& input);
+  int32_t submit(const RequestInput& input);
+  void remove(int32_t slot);
+  void set_residual(double seconds) { residual_s_ = seconds; }
+
+  // One step (after the batch in flight, if any). Returns its duration; 0 when there was nothing to do.
+  double step();
+  // Lets time pass and returns the number of steps started. The batch in flight at the end is completed, its
+  // remaining time becomes the residual; exactly at a boundary no new step is started.
+  int64_t advance(double seconds);
+
+  // First token of a newcomer (without outputs). O(1) while the residents stay the same, under fcfs.
+  FirstToken first_token(RequestInput newcomer);
+
+  const Scheduler& scheduler() const { return scheduler_; }
+  Scheduler& scheduler() { return scheduler_; }
+  const StepTime& step_time() const { return step_time_; }
+  double residual_s() const { return residual_s_; }
+
+ private:
+  // The first step that would try a newcomer at the end of the queue.
+  struct OpenStep {
+    bool known = false;
+    bool never = false;       // the residents are stuck: no such step comes
+    bool is_past = false;     // `ahead` stands after the open step (its own chunks included), not before it
+    int64_t step = 0;         // number of steps before it, counted like num_steps_
+    Features before;          // features of those steps, counted like total_
+    Features residents;       // features of the open step without the newcomer
+    int64_t budget = 0;
+    int64_t free = 0;
+    int64_t num_running = 0;
+    int64_t num_present = 0;  // requests that count for the long-prefill threshold, the newcomer included
+    std::unique_ptr<Scheduler> ahead;  // residents at the open step; null: this engine itself stands before it
+  };
+
+  void find_open_step();
+  void note_open_next_step(const Scheduler& scheduler);
+  void append_to_open_step(const RequestInput& input);
+  void seek_open_step(int64_t steps, Features total);
+  FirstToken replay_newcomer(Scheduler& scheduler, int32_t slot, int64_t steps, Features total, double wait_s) const;
+  double since(const Features& now) const { return step_time_.seconds(now) - step_time_.seconds(total_); }
+
+  Scheduler scheduler_;
+  StepTime step_time_;
+  double residual_s_ = 0;
+  int64_t num_steps_ = 0;  // since this object was made
+  Features total_;         // of those steps
+  OpenStep open_;
+};
+
+}  // namespace headway

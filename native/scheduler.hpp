@@ -1,0 +1,218 @@
+// Token-batch formation of vLLM 0.32 V1, `Scheduler.schedule()` and the update after it, without a model.
+//
+// The rules are those of vllm/v1/core/sched/scheduler.py @0.32.0 (synchronous scheduling, no prefix cache). Requests
+// that only decode are not touched step by step: they share one *decode clock*, and each keeps its counts relative to
+// it. A step costs work for prefills, admissions and ends, and a run of steps without any of these costs O(1).
+// A second engine version is a second class behind the same methods, not a flag in this one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "step_time.hpp"
+
+namespace headway {
+
+struct Limits {
+  int64_t max_num_batched_tokens = 0;
+  int64_t max_num_seqs = 0;
+  int64_t max_model_len = 0;
+  int64_t block_size = 0;
+  int64_t num_blocks = 0;
+  int64_t long_prefill_token_threshold = 0;
+  bool chunked_prefill = true;
+  bool priority_policy = false;
+  bool reserve_full_isl = true;
+  int64_t watermark_blocks = 0;
+};
+
+// A request as it is handed in; `num_blocks` < 0 means ceil(computed / block_size).
+struct RequestInput {
+  int64_t prompt = 0;
+  int64_t computed = 0;
+  int64_t output = 0;
+  int64_t target_output = 1;
+  int64_t max_tokens = 0;  // 0: no limit of its own
+  int64_t priority = 0;
+  double arrival = 0;  // NaN: after all present
+  int64_t num_blocks = -1;
+};
+
+// A scheduled chunk of a token batch.
+struct Chunk {
+  int32_t slot;
+  int32_t tokens;
+};
+
+enum class Place : uint8_t { kNowhere, kRunning, kWaiting };
+
+struct Request {
+  // For a request on the decode clock, computed and output are relative to it: add the clock for the true count.
+  int32_t computed = 0;
+  int32_t output = 0;
+  int32_t prompt = 0;
+  int32_t end_output = 0;  // it ends once this many outputs are there
+  int32_t blocks = 0;      // held; derived from computed while on the decode clock
+  int32_t previous = -1;   // neighbours in the running or waiting list
+  int32_t next = -1;
+  Place place = Place::kNowhere;
+  bool on_clock = false;
+  int64_t finish_clock = 0;  // decode clock at which it ends
+  int64_t order = 0;         // rises along the running list
+  int64_t priority = 0;
+  double arrival = 0;
+  uint64_t submission = 0;
+  uint64_t scheduled_in = 0;  // number of the last step that scheduled it (itemised steps only)
+  int32_t target_output = 0;
+  int32_t max_tokens = 0;
+};
+
+struct List {
+  int32_t first = -1;
+  int32_t last = -1;
+  int32_t size = 0;
+};
+
+class Scheduler {
+ public:
+  explicit Scheduler(const Limits& limits);
+
+  // Adds a request to the running list (a state taken from elsewhere), in list order.
+  int32_t place_running(const RequestInput& input);
+  // Queues a request by the policy: at the end (fcfs), or by (priority, arrival, submission).
+  int32_t submit(const RequestInput& input);
+  // Takes a request out wherever it is and frees its blocks.
+  void remove(int32_t slot);
+
+  // One step: schedule, then update. `itemised` fills chunks() with every scheduled request in scheduling order;
+  // without it decodes are left out, which is much cheaper. False when nothing was scheduled and nothing preempted.
+  bool step(bool itemised, double knee);
+  // How many steps from now hold nothing but the same decodes (0: the next step is no such step).
+  int64_t decode_run() const;
+  // Runs `num_steps` <= decode_run() such steps.
+  void run_decodes(int64_t num_steps, double knee);
+  // Features of `num_steps` such steps, without running them.
+  Features decode_features(int64_t num_steps, double knee) const;
+
+  // The last step, as after scheduling (features, chunks, free_after, budget_left) and as after the update.
+  const Features& features() const { return features_; }
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  const std::vector<int32_t>& preempted() const { return preempted_; }
+  const std::vector<int32_t>& finished() const { return finished_; }
+  const std::vector<int32_t>& first_tokens() const { return first_tokens_; }
+  int64_t free_after() const { return free_after_; }
+  int64_t budget_left() const { return budget_; }
+  int32_t running_after() const { return running_after_; }
+
+  // Would a newcomer at the end of the queue have been tried in the last step?
+  bool last_step_was_open() const {
+    return preempted_.empty() && budget_ > 0 && waiting_empty_after_ && running_after_ < limits_.max_num_seqs;
+  }
+  // Is the next step one of unchanged decodes only (or idle) in which a newcomer would be tried?
+  bool next_step_is_open() const;
+  // Free blocks as the next step leaves them when it is such a step.
+  int64_t free_after_next_decodes() const { return free_ - num_clock_blocks_due(clock_); }
+
+  const Limits& limits() const { return limits_; }
+  const Request& request(int32_t slot) const { return slots_[static_cast<size_t>(slot)]; }
+  int64_t computed(int32_t slot) const;
+  int64_t output(int32_t slot) const;
+  int64_t blocks(int32_t slot) const;
+  const List& running() const { return running_; }
+  const List& waiting() const { return waiting_; }
+  int32_t next_of(int32_t slot) const { return request(slot).next; }
+  int64_t free_blocks() const { return free_; }
+  void set_free_blocks(int64_t free) { free_ = free; }
+  int64_t num_decodes() const { return num_on_clock_; }
+  int64_t num_requests() const { return running_.size + waiting_.size; }
+  int64_t remaining_prefill_tokens() const;
+  // Self-preemptions of a request that was alone: it needs more blocks than exist, and will try for ever.
+  int64_t num_hopeless() const { return num_hopeless_; }
+  // Requests that count for the long-prefill threshold although they are not here (the imagined newcomer).
+  void set_phantoms(int64_t count) { num_phantoms_ = count; }
+
+  int64_t blocks_for(int64_t tokens) const { return (tokens + limits_.block_size - 1) / limits_.block_size; }
+  // The admission rule for the head of the queue: chunk size, or 0 if it has to wait.
+  int64_t admissible_chunk(int64_t num_tokens, int64_t computed, int64_t held, int64_t budget, int64_t free,
+                           int64_t num_running, int64_t num_present) const;
+
+ private:
+  struct ClockEntry {
+    int64_t finish_clock;
+    int32_t slot;
+    uint64_t submission;  // tells a reused slot apart
+  };
+
+  int32_t new_slot(const RequestInput& input);
+  void free_slot(int32_t slot);
+  void unlink(List& list, int32_t slot);
+  void append(List& list, int32_t slot);
+  void insert_before(List& list, int32_t slot, int32_t before);
+  void queue_by_priority(int32_t slot);
+  bool sooner(const Request& a, const Request& b) const;
+
+  void start_running(int32_t slot);
+  void join_clock_or_track(int32_t slot);
+  bool is_regular_decode(const Request& r) const;
+  void join_clock(int32_t slot);
+  void leave_clock(int32_t slot);
+  void untrack(int32_t slot);
+  int64_t residue(int64_t value) const;
+  int64_t num_clock_blocks_due(int64_t clock) const;
+  int64_t num_clock_blocks_due(int64_t clock, int64_t num_steps) const;
+  int64_t steps_until_shortage(int64_t at_most) const;
+  void drop_stale_ends();
+  void rebase_clock();
+
+  void begin_step();
+  bool schedule_running_in_bulk();
+  void schedule_running_one_by_one();
+  bool allocate_or_preempt(int32_t slot, int64_t tokens);
+  int32_t choose_victim() const;
+  void preempt(int32_t slot);
+  void admit_waiting();
+  void count_features(double knee);
+  void update();
+  void hold_back_unscheduled(std::vector<int32_t>& held_back);
+  void apply_chunk(int32_t slot, int64_t tokens);
+  void finish_clock_ends();
+  void finish(int32_t slot);
+  int64_t chunk_limit(const Request& r, int64_t computed) const;
+
+  Limits limits_;
+  std::vector<Request> slots_;
+  std::vector<int32_t> free_slots_;
+  List running_;
+  List waiting_;
+  std::vector<int32_t> tracked_;  // running requests not on the clock (prefills), in running order
+  int64_t free_ = 0;
+  uint64_t num_submissions_ = 0;
+  int64_t next_order_ = 0;
+  int64_t num_phantoms_ = 0;
+  int64_t num_hopeless_ = 0;
+
+  // The decode clock: requests on it have computed = clock + relative.
+  int64_t clock_ = 0;
+  int64_t num_on_clock_ = 0;
+  int64_t relative_sum_ = 0;
+  int64_t relative_square_sum_ = 0;
+  std::vector<int32_t> residues_;  // how many have relative mod block_size = r
+  std::vector<ClockEntry> ends_;   // min-heap of finish clocks; entries of requests that left are dropped lazily
+  int64_t last_clock_order_ = -1;  // no request on the clock stands later in the running list than this
+
+  // The last step.
+  uint64_t step_number_ = 0;
+  int64_t budget_ = 0;
+  int64_t threshold_ = 0;
+  bool decodes_in_bulk_ = false;
+  int64_t free_after_ = 0;
+  int32_t running_after_ = 0;
+  bool waiting_empty_after_ = false;
+  Features features_;
+  std::vector<Chunk> chunks_;
+  std::vector<int32_t> preempted_;
+  std::vector<int32_t> finished_;
+  std::vector<int32_t> first_tokens_;
+};
+
+}  // namespace headway
