@@ -66,8 +66,8 @@ class SharedMemoryWriter:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             os.ftruncate(self._descriptor, _SLOT_HEADER_BYTES + capacity_bytes)
             self._inode = os.fstat(self._descriptor).st_ino
-            self._memory = mmap.mmap(self._descriptor, _SLOT_HEADER_BYTES + capacity_bytes)
-            self._slot: SeqlockWriter | None = SeqlockWriter(memoryview(self._memory))
+            memory = mmap.mmap(self._descriptor, _SLOT_HEADER_BYTES + capacity_bytes)
+            self._slot: SeqlockWriter | None = SeqlockWriter(memoryview(memory))  # the slot keeps the mapping
             _link(draft, self.path)  # only now: a reader must not meet a slot without its header
         except BaseException:
             os.close(self._descriptor)
@@ -95,7 +95,6 @@ class SharedMemoryWriter:
         self._slot = None
         if _inode_of(self.path) == self._inode:
             self.path.unlink(missing_ok=True)
-        self._memory.close()
         os.close(self._descriptor)
 
 
@@ -110,7 +109,6 @@ class SharedMemoryReader:
         """
         self.path = segment_path(segment)
         self._instance_id = instance_id
-        self._memory: mmap.mmap | None = None
         self._slot: SeqlockReader | None = None
         self._inode: int | None = None
         self._last_write = 0
@@ -150,9 +148,6 @@ class SharedMemoryReader:
         self._slot = None
         self._inode = None
         self._last_write = 0
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
 
     def _follow(self) -> SeqlockReader | None:
         """The slot in the file that now bears the segment's name; None when there is none."""
@@ -169,9 +164,7 @@ class SharedMemoryReader:
         except OSError as error:
             raise SnapshotError(f"cannot open {self.path}: {error.strerror}") from error
         try:
-            memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            self._slot = SeqlockReader(memoryview(memory))
-            self._memory = memory
+            self._slot = SeqlockReader(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)))
             self._inode = os.fstat(descriptor).st_ino
         except (ValueError, OSError) as error:
             raise SnapshotError(f"{self.path} is no snapshot segment: {error}") from error
