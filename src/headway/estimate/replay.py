@@ -71,9 +71,7 @@ class ReplayEstimator:
     def __init__(self, fallback: Estimator) -> None:
         self._fallback = fallback
 
-    def estimate(
-        self, query: Query, fleet: FleetView, prompt_tokens: Sequence[int], now: float
-    ) -> list[Estimate]:
+    def estimate(self, query: Query, fleet: FleetView, prompt_tokens: Sequence[int], now: float) -> list[Estimate]:
         """One estimate per instance in fleet order; all replays in one native call."""
         ttfts, waits = fleet.first_tokens(prompt_tokens, query.priority)
         others: list[Estimate] | None = None
