@@ -1,0 +1,117 @@
+"""Which instances a policy may choose for a query, and the figures by which it chooses.
+
+The router applies these rules before any policy sees a candidate, so that no policy can send a prompt to an instance
+that is ill, draining or too small for it. An instance that is ruled out stays in the list with the first reason that
+applies; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from headway.fleet import InstanceView
+from headway.types import Candidate, Estimate, Instance, ModelCard, Prediction, Query, Verdict
+
+
+class Place(NamedTuple):
+    """One instance of the fleet with what never changes about it."""
+
+    index: int
+    view: InstanceView
+    instance_id: str
+    model: str
+    max_prompt_tokens: int
+
+
+class Worth(NamedTuple):
+    """What one model makes of one query; the same on each of its instances. ``refused`` by quality floor or budget."""
+
+    prompt_tokens: int
+    quality: float
+    cost_usd: float
+    output_tokens: float
+    source: str
+    utility: float
+    refused: Verdict | None
+
+
+def max_prompt_tokens(instance: Instance, card: ModelCard) -> int:
+    """The longest prompt that leaves room for one token in the context and fits the key-value blocks."""
+    limits = instance.limits
+    if limits is None:
+        return card.context_tokens - 1
+    # One block is the null block; a prompt beyond the others would never be admitted.
+    return min(card.context_tokens - 1, limits.max_model_len - 1, (limits.num_blocks - 1) * limits.block_size)
+
+
+def worth_of(query: Query, model: str, predictions: Mapping[str, Prediction], lambda_per_usd: float) -> Worth:
+    """``quality − λ·cost`` of one model and what it is made of.
+
+    Raises:
+        ValueError: ``predictions`` or ``query.prompt_tokens`` lack the model.
+    """
+    prediction = predictions.get(model)
+    if prediction is None:
+        raise ValueError(f"predictions of query {query.id!r} lack model {model!r}")
+    prompt_tokens = query.prompt_tokens.get(model)
+    if prompt_tokens is None:
+        raise ValueError(f"query.prompt_tokens of query {query.id!r} lacks model {model!r}")
+    quality, cost_usd = prediction.quality, prediction.cost_usd
+    refused: Verdict | None = None
+    if query.quality_min is not None and quality < query.quality_min:
+        refused = "quality"
+    elif query.max_cost_usd is not None and cost_usd > query.max_cost_usd:
+        refused = "budget"
+    utility = quality - lambda_per_usd * cost_usd
+    return Worth(prompt_tokens, quality, cost_usd, prediction.output_tokens, prediction.source, utility, refused)
+
+
+def judge(
+    query: Query,
+    places: Sequence[Place],
+    worths: Mapping[str, Worth],
+    estimates: Sequence[Estimate],
+    target_s: float | None,
+) -> tuple[Candidate, ...]:
+    """Every place as a candidate, in order, with the first verdict that applies. Written for speed: no call per place.
+
+    Order: excluded, draining, unhealthy, context, quality, budget, saturated, late, feasible. Without a target nothing
+    is late. ``estimates`` are in fleet order.
+    """
+    excluded, limit_s, inf = query.excluded_instances, math.inf if target_s is None else target_s, math.inf
+    candidates = []
+    for index, view, instance_id, model, longest in places:
+        prompt_tokens, quality, cost_usd, output_tokens, source, utility, refused = worths[model]
+        estimate: Estimate | None = estimates[index]
+        verdict: Verdict
+        if instance_id in excluded:
+            verdict = "excluded"
+        elif view.draining:
+            verdict = "draining"
+        elif not view.healthy:
+            verdict, estimate = "unhealthy", None  # its last known load says nothing about it now
+        elif prompt_tokens > longest:
+            verdict, estimate = "context", None
+        elif refused is not None:
+            verdict = refused
+        else:
+            ttft_s = estimates[index].ttft_s
+            verdict = "saturated" if ttft_s == inf else "late" if ttft_s > limit_s else "feasible"
+        candidates.append(
+            Candidate(
+                instance_id,
+                model,
+                verdict,
+                utility,
+                quality,
+                cost_usd,
+                output_tokens,
+                prompt_tokens,
+                source,
+                estimate,
+                view.num_outstanding,
+            )
+        )
+    return tuple(candidates)
