@@ -1,0 +1,72 @@
+"""``headway demo``: the main job on simulated engines, to look at or, with ``--json``, to measure with.
+
+It refuses to print anything but the figures on stdout under ``--json``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def demo(
+    *,
+    prompts: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = (),
+    trace: Path | None = None,
+    qps: float = 8.0,
+    seconds: float = 20.0,
+    policies: str = "bear,round_robin,shortest_queue,latency_agnostic",
+    seed: int = 0,
+    json: bool = False,
+) -> None:
+    """Route one workload under several policies and compare them.
+
+    Starts three simulated engines and a gateway as processes on this machine, plays the same queries under each policy
+    in turn, prints a table, and stops everything again.
+
+    Parameters
+    ----------
+    prompts
+        Files of prompts (.jsonl or .jsonl.gz, keys ``prompt`` and ``task``), tasks in equal shares. Without: generated.
+    trace
+        A .csv or .csv.gz file whose column ``arrival_s`` gives the shape of arrivals. Without: a Poisson process.
+    qps
+        Queries per second, on average.
+    seconds
+        How long queries arrive, under each policy. Those in flight at the end finish.
+    policies
+        Names of policies, separated by commas, in the order to run them.
+    seed
+        Seed of prompts, arrivals, targets, answers and engine noise.
+    json
+        Print the figures as JSON, and nothing else.
+    """
+    import asyncio
+    import shlex
+    import sys
+
+    import msgspec
+
+    from headway.demo.run import check_policies, run_demo
+    from headway.demo.show import introduce, progress_on, show_report
+    from headway.demo.workload import WorkloadSpec, build_workload
+
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    check_policies(names)
+    workload = build_workload(WorkloadSpec(qps=qps, seconds=seconds, seed=seed, prompts=prompts, trace=trace))
+    if not json:
+        print(introduce(workload.summary, names), flush=True)
+    with progress_on(sys.stderr) as progress:
+        report = asyncio.run(run_demo(workload, names, progress))
+    if json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
+        return
+    command = ["headway", "demo"]
+    if prompts:
+        command += ["--prompts", *map(str, prompts)]
+    if trace:
+        command += ["--trace", str(trace)]
+    command += ["--qps", f"{qps:g}", "--seconds", f"{seconds:g}", "--policies", ",".join(names), "--seed", str(seed)]
+    show_report(report, shlex.join(command), sys.stdout)

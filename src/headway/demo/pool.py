@@ -1,0 +1,151 @@
+"""The demo's pool: three models of one family on three simulated H100 engines, and the gateway configuration for them.
+
+The priors are what an operator knows from past traffic, the mean quality and answer length of each model on each task.
+It refuses to tell the gateway anything of a single query: no draw of ``truth`` enters the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import yaml
+from msgspec import Struct
+
+from headway.demo.truth import Task
+from headway.predict.tasks import TaskType
+
+#: Prompt cap plus completion cap of the measured runs; also the native context of these models.
+CONTEXT_TOKENS = 40960
+
+#: Utility lost per micro-USD (the published setting).
+LAMBDA_PER_MUSD = 5e-4
+
+
+class Price(Struct, frozen=True):
+    """USD per million tokens, which is also micro-USD per token."""
+
+    input_per_1m_usd: float
+    output_per_1m_usd: float
+
+    def cost_usd(self, prompt_tokens: int, output_tokens: int) -> float:
+        """What a query of that size costs, in USD."""
+        return (prompt_tokens * self.input_per_1m_usd + output_tokens * self.output_per_1m_usd) / 1e6
+
+
+class PoolModel(Struct, frozen=True, kw_only=True):
+    """One model of the pool, its engine's profile and what the operator knows: (quality, output tokens) per task."""
+
+    name: str
+    instance: str
+    profile: str
+    price: Price
+    parameters: float
+    overall: tuple[float, int]
+    prior: dict[Task, tuple[float, int]]
+
+
+def _model(
+    size: str,
+    price: Price,
+    parameters: float,
+    overall: tuple[float, int],
+    *,
+    alpaca: tuple[float, int],
+    hotpotqa: tuple[float, int],
+    gov_report: tuple[float, int],
+    writing_prompts: tuple[float, int],
+) -> PoolModel:
+    prior: dict[Task, tuple[float, int]] = {
+        "alpaca": alpaca,
+        "hotpotqa": hotpotqa,
+        "gov_report": gov_report,
+        "writing_prompts": writing_prompts,
+    }
+    return PoolModel(
+        name=f"qwen3-{size}",
+        instance=f"h100-{size}",
+        profile=f"h100-qwen3-{size}",
+        price=price,
+        parameters=parameters,
+        overall=overall,
+        prior=prior,
+    )
+
+
+#: Published prices and mean judge scores; mean answer lengths of the measured workload under a limit of 1,024 tokens.
+POOL = (
+    _model(
+        "0.6b", Price(0.044, 0.173), 0.6e9, (0.353, 441),
+        alpaca=(0.535, 194), hotpotqa=(0.410, 142), gov_report=(0.290, 705), writing_prompts=(0.177, 723),
+    ),
+    _model(
+        "8b", Price(0.072, 0.287), 8.2e9, (0.788, 460),
+        alpaca=(0.827, 194), hotpotqa=(0.883, 134), gov_report=(0.866, 748), writing_prompts=(0.575, 763),
+    ),
+    _model(
+        "32b", Price(0.287, 0.640), 32.8e9, (0.895, 548),
+        alpaca=(0.889, 247), hotpotqa=(0.927, 171), gov_report=(0.959, 885), writing_prompts=(0.807, 887),
+    ),
+)  # fmt: skip
+PRICES = {model.name: model.price for model in POOL}
+INSTANCES = tuple(model.instance for model in POOL)
+
+#: Which task each task type of the gateway's rules is a sign of. Code and mathematics are instructions like others.
+_TASK_OF_TYPE: dict[TaskType, Task] = {
+    "summarise": "gov_report",
+    "question": "hotpotqa",
+    "story": "writing_prompts",
+    "code": "alpaca",
+    "math": "alpaca",
+    "instruct": "alpaca",
+}
+
+
+class RunningEngine(Struct, frozen=True):
+    """Where the engine of a model listens and publishes its snapshots."""
+
+    url: str
+    segment: str
+
+
+def gateway_config(policy: str, engines: Mapping[str, RunningEngine]) -> str:
+    """The YAML configuration of a gateway in front of ``engines`` (by model name), routing by ``policy``."""
+    models = [
+        {
+            "name": model.name,
+            "price": {"input_per_1m": model.price.input_per_1m_usd, "output_per_1m": model.price.output_per_1m_usd},
+            "context_tokens": CONTEXT_TOKENS,
+            "parameters": model.parameters,
+            "prior": {
+                **_prior(model.overall),
+                "tasks": {kind: _prior(model.prior[task]) for kind, task in _TASK_OF_TYPE.items()},
+            },
+        }
+        for model in POOL
+    ]
+    instances = [
+        {
+            "id": model.instance,
+            "model": model.name,
+            "api_base": f"{engines[model.name].url}/v1",
+            "engine": "vllm-0.32",
+            "profile": model.profile,
+            "snapshots": {"shared_memory": engines[model.name].segment},
+        }
+        for model in POOL
+    ]
+    config = {
+        "models": models,
+        "instances": instances,
+        "aliases": {"auto": {"candidates": "all"}},
+        "routing": {"policy": policy, "lambda_per_musd": LAMBDA_PER_MUSD, "predictor": "prior"},
+        # A late answer has to show as late: nothing here may turn it into a failure or send it twice.
+        "resilience": {"deadline_s": 600, "attempts": 1, "first_byte_timeout_s": 600, "idle_timeout_s": 600},
+        "server": {"host": "127.0.0.1", "port": 0, "drain_s": 1},
+    }
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def _prior(figures: tuple[float, int]) -> dict[str, float]:
+    quality, output_tokens = figures
+    return {"quality": quality, "output_tokens": output_tokens}
