@@ -79,6 +79,10 @@ class InstanceView:
         self.snapshot_is_new = False
         self.rate_at_s = 0.0
 
+    def arrival_rate_at(self, now: float) -> float:
+        """Bookings per second, averaged over the last ten seconds or so; fades while nothing is booked."""
+        return self.arrival_rate_per_s * math.exp(-max(now - self.rate_at_s, 0.0) / _ARRIVAL_RATE_WINDOW_S)
+
 
 class FleetView:
     """Snapshots and bookings in, engines aged to ``now`` out."""
@@ -154,8 +158,7 @@ class FleetView:
         view = self.views[index]
         self._ledger[request_id] = view.ledger[request_id] = entry
         view.num_outstanding += 1
-        decayed = view.arrival_rate_per_s * math.exp(-max(now - view.rate_at_s, 0.0) / _ARRIVAL_RATE_WINDOW_S)
-        view.arrival_rate_per_s, view.rate_at_s = decayed + 1 / _ARRIVAL_RATE_WINDOW_S, now
+        view.arrival_rate_per_s, view.rate_at_s = view.arrival_rate_at(now) + 1 / _ARRIVAL_RATE_WINDOW_S, now
         if view.engine is not None:
             self._advance(view, now)
             self._submit(view, entry)

@@ -119,11 +119,13 @@ class Router:
         estimates = self._estimator.estimate(query, self.fleet, prompt_tokens, now)
         candidates = judge(query, places, worths, estimates, target_s)
         eligible = [candidate for candidate in candidates if candidate.verdict in CHOOSABLE]
+        best_ttft_s: float | None = None
+        refusal: HeadwayError | None
         if eligible:
             best_ttft_s = min([ttft_s_of(candidate) for candidate in eligible])
             refusal = self._rejection(places, candidates, target_s, best_ttft_s)
         else:
-            best_ttft_s, refusal = None, self._no_candidate(query, places, worths, candidates)
+            refusal = self._no_candidate(query, places, worths, candidates)
         chosen = None
         if refusal is None:
             chosen = self._policy.choose(query, candidates, now)

@@ -109,7 +109,7 @@ class QueueingEstimator:
         """The estimate of one instance; other estimators fall back on it."""
         calibration = view.instance.calibration
         if calibration is not None:
-            return self._average_case(view, calibration, prompt_tokens)
+            return self._average_case(view, calibration, prompt_tokens, now)
         window = self._windows.get(view.instance.id)
         seen = window.seen if window is not None else None
         if seen is None or now > seen.expires_s:
@@ -134,9 +134,9 @@ class QueueingEstimator:
             window.totals.append((now, outcome.total_s))
         window.summarise(now, self._max_age_s)
 
-    def _average_case(self, view: InstanceView, calibration: Calibration, prompt_tokens: int) -> Estimate:
+    def _average_case(self, view: InstanceView, calibration: Calibration, prompt_tokens: int, now: float) -> Estimate:
         wait_s = lps_wait_s(
-            view.arrival_rate_per_s, calibration.service_rate_per_s, calibration.concurrency, self._variability
+            view.arrival_rate_at(now), calibration.service_rate_per_s, calibration.concurrency, self._variability
         )
         ttft_s = wait_s + prompt_tokens / calibration.prefill_tokens_per_s + calibration.decode_step_s
         return Estimate(ttft_s, ttft_s * calibration.ttft_ratio_p90, wait_s, "queueing", view.snapshot_age_s)

@@ -18,7 +18,7 @@ from headway.types import Candidate, Estimate, Instance, ModelCard, Prediction, 
 class Place(NamedTuple):
     """One instance of the fleet with what never changes about it."""
 
-    index: int
+    position: int
     view: InstanceView
     instance_id: str
     model: str
@@ -82,9 +82,9 @@ def judge(
     """
     excluded, limit_s, inf = query.excluded_instances, math.inf if target_s is None else target_s, math.inf
     candidates = []
-    for index, view, instance_id, model, longest in places:
+    for position, view, instance_id, model, longest in places:
         prompt_tokens, quality, cost_usd, output_tokens, source, utility, refused = worths[model]
-        estimate: Estimate | None = estimates[index]
+        estimate: Estimate | None = estimates[position]
         verdict: Verdict
         if instance_id in excluded:
             verdict = "excluded"
@@ -97,7 +97,7 @@ def judge(
         elif refused is not None:
             verdict = refused
         else:
-            ttft_s = estimates[index].ttft_s
+            ttft_s = estimates[position].ttft_s
             verdict = "saturated" if ttft_s == inf else "late" if ttft_s > limit_s else "feasible"
         candidates.append(
             Candidate(
