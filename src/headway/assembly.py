@@ -1,0 +1,132 @@
+"""From a configuration to a router: profiles read, limits overridden, policy, estimator and predictor put together.
+
+Gateway, command line and lab all build their router here, so that a configuration means the same to each of them. What
+is wrong is reported at the configuration's own line. It refuses to open sockets or segments and to read secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from headway.config import Config, InstanceConfig, ModelConfig
+from headway.errors import ConfigError, EngineInputError, ProfileError
+from headway.estimate.queueing import QueueingEstimator
+from headway.estimate.replay import ReplayEstimator
+from headway.fleet import FleetView
+from headway.policy.base import Policy
+from headway.policy.registry import make_policy
+from headway.predict.prior import PriorPredictor
+from headway.profiles import Profile, load_profile
+from headway.router import Router
+from headway.snapshot.shared_memory import segment_path
+from headway.types import EngineLimits, Instance, ModelCard, ModelPrior
+
+
+def build_router(config: Config, *, seed: int = 0) -> Router:
+    """A router over the pool of ``config``; ``seed`` feeds what a policy draws.
+
+    Raises:
+        ConfigError: a profile, a limit, a segment name or a policy option is wrong; path, line and key say where.
+    """
+    return Router(
+        fleet=FleetView(build_instances(config)),
+        models={model.name: model_card(model) for model in config.models},
+        policy=_policy(config, seed),
+        estimator=ReplayEstimator(QueueingEstimator()),
+        predictor=PriorPredictor({model.name: model_card(model) for model in config.models}),
+        lambda_per_musd=config.routing.lambda_per_musd,
+        default_ttft_s=None if config.routing.default_ttft_ms is None else config.routing.default_ttft_ms / 1e3,
+        on_infeasible=config.routing.on_infeasible,
+        config_hash=config.config_hash,
+    )
+
+
+def build_instances(config: Config) -> list[Instance]:
+    """The instances in the order of the file, each with what its profile knows.
+
+    Raises:
+        ConfigError: as :func:`build_router`.
+    """
+    profiles: dict[str, Profile] = {}
+    return [_instance(config, index, entry, profiles) for index, entry in enumerate(config.instances)]
+
+
+def model_card(model: ModelConfig) -> ModelCard:
+    """The model as the core sees it; a task prior fills its gaps from the model's own."""
+    prior = model.prior
+    tasks: Mapping[str, ModelPrior] = {}
+    if prior is not None:
+        tasks = {
+            name: ModelPrior(
+                quality=prior.quality if task.quality is None else task.quality,
+                output_tokens=prior.output_tokens if task.output_tokens is None else task.output_tokens,
+            )
+            for name, task in prior.tasks.items()
+        }
+    return ModelCard(
+        name=model.name,
+        input_per_1m_usd=model.price.input_per_1m,
+        output_per_1m_usd=model.price.output_per_1m,
+        context_tokens=model.context_tokens,
+        parameters=model.parameters,
+        prior=None if prior is None else ModelPrior(quality=prior.quality, output_tokens=prior.output_tokens),
+        tasks=dict(tasks),
+    )
+
+
+def _instance(config: Config, index: int, entry: InstanceConfig, profiles: dict[str, Profile]) -> Instance:
+    key = f"instances[{index}]"
+    profile = None
+    if entry.profile is not None:
+        try:
+            if entry.profile not in profiles:
+                profiles[entry.profile] = load_profile(entry.profile)
+        except ProfileError as error:
+            raise config.error(f"{key}.profile", str(error), kind=ProfileError) from error
+        profile = profiles[entry.profile]
+        if not f"{profile.engine_version}.".startswith(f"{entry.engine}."):
+            raise config.error(
+                f"{key}.profile",
+                f"{entry.profile!r} was made on {profile.engine_version}, and this instance runs {entry.engine}",
+                kind=ProfileError,
+            )
+    if entry.snapshots is not None:
+        try:
+            segment_path(entry.snapshots.shared_memory)
+        except ConfigError as error:
+            raise config.error(f"{key}.snapshots.shared_memory", str(error)) from error
+    return Instance(
+        id=entry.id,
+        model=entry.model,
+        api_base=entry.api_base,
+        engine=entry.engine,
+        profile=entry.profile,
+        limits=None if profile is None else _limits(config, key, entry, profile.limits),
+        step_time=None if profile is None else profile.step_time,
+        calibration=None if profile is None else profile.calibration,
+    )
+
+
+def _limits(config: Config, key: str, entry: InstanceConfig, limits: EngineLimits) -> EngineLimits:
+    if entry.limits is None:
+        return limits
+    overrides = {
+        name: value for name in entry.limits.__struct_fields__ if (value := getattr(entry.limits, name)) is not None
+    }
+    try:
+        return msgspec.structs.replace(limits, **overrides)
+    except EngineInputError as error:
+        raise config.error(f"{key}.limits.{error.field}", str(error)) from error
+
+
+def _policy(config: Config, seed: int) -> Policy:
+    routing = config.routing
+    try:
+        return make_policy(
+            routing.policy, rng=np.random.default_rng(seed), options={"delta_per_ms": routing.delta_per_ms}
+        )
+    except ConfigError as error:
+        raise config.error(error.key or "routing.policy", str(error)) from error

@@ -1,0 +1,40 @@
+"""The configuration of a pool: one Struct tree, YAML in.
+
+``load_config`` reads a file and returns a checked :class:`Config`; every complaint names path, line, column and dotted
+key. This room refuses to touch the network, the environment, profiles or the router: ``headway.assembly`` does that.
+"""
+
+from headway.config.load import load_config, parse_config
+from headway.config.tree import (
+    Alias,
+    Config,
+    InstanceConfig,
+    LimitOverrides,
+    ModelConfig,
+    Price,
+    Prior,
+    Resilience,
+    Routing,
+    Secret,
+    ServerConfig,
+    SnapshotSource,
+    TaskPrior,
+)
+
+__all__ = [
+    "Alias",
+    "Config",
+    "InstanceConfig",
+    "LimitOverrides",
+    "ModelConfig",
+    "Price",
+    "Prior",
+    "Resilience",
+    "Routing",
+    "Secret",
+    "ServerConfig",
+    "SnapshotSource",
+    "TaskPrior",
+    "load_config",
+    "parse_config",
+]

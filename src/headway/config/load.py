@@ -1,0 +1,167 @@
+"""Reads a pool's YAML file and checks what one key alone cannot say: names that must exist, names that must differ.
+
+It refuses to look outside the file: whether a profile exists, an environment variable is set or a port answers is
+for ``headway.assembly`` and the gateway to find out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from headway.config.nodes import NodeReader, did_you_mean
+from headway.config.tree import Alias, Config, InstanceConfig, ModelConfig, Resilience, Routing, Secret, ServerConfig
+from headway.errors import ConfigError
+from headway.policy.registry import POLICIES
+from headway.predict.tasks import TASK_TYPES
+
+
+class _Document(Struct, frozen=True, kw_only=True):
+    """The top level of the file."""
+
+    models: list[ModelConfig]
+    instances: list[InstanceConfig]
+    aliases: dict[str, Alias] = {}
+    routing: Routing = Routing()
+    resilience: Resilience = Resilience()
+    server: ServerConfig = ServerConfig()
+
+
+def load_config(path: str | Path) -> Config:
+    """The checked configuration in the file at ``path``.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong; path, line, column and dotted key are in its message.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not UTF-8 text (byte {error.start})", path=str(path)) from None
+    return parse_config(text, path=str(path))
+
+
+def parse_config(text: str, *, path: str = "<text>") -> Config:
+    """The checked configuration in ``text``; ``path`` only appears in complaints.
+
+    Raises:
+        ConfigError: as :func:`load_config`.
+    """
+    reader = NodeReader(text, path)
+    document = reader.read(_Document)
+    config = Config(
+        models=document.models,
+        instances=document.instances,
+        aliases={"auto": Alias(candidates="all"), **document.aliases},
+        routing=document.routing,
+        resilience=document.resilience,
+        server=document.server,
+        path=path,
+        config_hash=_hash(document),
+        locations=reader.locations,
+    )
+    _check_models(config)
+    _check_instances(config)
+    _check_routing(config)
+    return config
+
+
+def _hash(document: _Document) -> str:
+    """Twelve hex digits that change with every setting but not with comments, order of keys, or secrets."""
+
+    def encode(value: object) -> object:
+        if isinstance(value, Secret):
+            return value.variable
+        raise NotImplementedError(type(value).__name__)
+
+    instances = [msgspec.structs.replace(instance, api_key=None) for instance in document.instances]
+    keys = [encode(instance.api_key) if instance.api_key else None for instance in document.instances]
+    canonical = msgspec.json.encode((msgspec.structs.replace(document, instances=instances), keys), order="sorted")
+    return hashlib.sha256(canonical).hexdigest()[:12]
+
+
+def _check_models(config: Config) -> None:
+    if not config.models:
+        raise config.error("models", "a pool needs at least one model")
+    names: set[str] = set()
+    for index, model in enumerate(config.models):
+        if model.name in names:
+            raise config.error(f"models[{index}].name", f"the name {model.name!r} is used twice")
+        names.add(model.name)
+        for task in model.prior.tasks if model.prior else ():
+            if task not in TASK_TYPES:
+                raise config.error(
+                    f"models[{index}].prior.tasks.{task}", f"unknown task type{did_you_mean(task, list(TASK_TYPES))}"
+                )
+    known = sorted(names)
+    for alias, target in config.aliases.items():
+        if alias in names and f"aliases.{alias}" in config.locations:
+            raise config.error(f"aliases.{alias}", "a model of the pool has this name already")
+        if target.candidates == "all":
+            continue
+        if not target.candidates:
+            raise config.error(f"aliases.{alias}.candidates", "needs at least one model, or 'all'")
+        for index, name in enumerate(target.candidates):
+            if name not in names:
+                raise config.error(
+                    f"aliases.{alias}.candidates[{index}]", f"unknown model {name!r}{did_you_mean(name, known)}"
+                )
+
+
+def _check_instances(config: Config) -> None:
+    if not config.instances:
+        raise config.error("instances", "a pool needs at least one instance")
+    names = [model.name for model in config.models]
+    ids: set[str] = set()
+    segments: dict[str, str] = {}
+    for index, instance in enumerate(config.instances):
+        key = f"instances[{index}]"
+        if instance.id in ids:
+            raise config.error(f"{key}.id", f"the id {instance.id!r} is used twice")
+        ids.add(instance.id)
+        if instance.model not in names:
+            raise config.error(f"{key}.model", f"unknown model {instance.model!r}{did_you_mean(instance.model, names)}")
+        _check_url(config, f"{key}.api_base", instance.api_base)
+        if instance.engine == "hosted":
+            for name in ("profile", "limits", "snapshots"):
+                if getattr(instance, name) is not None:
+                    raise config.error(
+                        f"{key}.{name}", "nothing is known inside a hosted instance; set engine: vllm-0.32"
+                    )
+        if instance.limits is not None and instance.profile is None:
+            raise config.error(f"{key}.limits", "override the limits of a profile, and this instance names none")
+        if instance.snapshots is not None:
+            segment = instance.snapshots.shared_memory
+            if segment in segments:
+                raise config.error(
+                    f"{key}.snapshots.shared_memory", f"instance {segments[segment]!r} publishes there already"
+                )
+            segments[segment] = instance.id
+        if instance.api_key is not None and instance.api_key.variable == "":
+            raise config.error(f"{key}.api_key", "names no environment variable; write env:NAME")
+
+
+def _check_url(config: Config, key: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+        parts = urlsplit("")
+    if not usable:
+        raise config.error(key, f"must be an http or https URL such as http://127.0.0.1:8101/v1, not {url!r}")
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise config.error(key, "takes neither credentials nor a query; use api_key")
+
+
+def _check_routing(config: Config) -> None:
+    if config.routing.policy not in POLICIES:
+        raise config.error(
+            "routing.policy",
+            f"unknown policy {config.routing.policy!r}{did_you_mean(config.routing.policy, sorted(POLICIES))}",
+        )

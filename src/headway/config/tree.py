@@ -1,0 +1,191 @@
+"""The configuration tree as frozen Structs: what a pool's YAML file may say, with units, ranges and defaults.
+
+A field here is a key there. The tree refuses to hold what is not built: a key or value of a later feature is listed
+in ``NOT_BUILT_KEYS`` or ``NOT_BUILT_VALUES`` and turned down by name, so that no file promises too much.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from headway.errors import ConfigError
+from headway.types import SchedulingPolicy
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+NonNegativeCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400 * 365)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+
+EngineKind = Literal["vllm-0.32", "hosted"]
+
+#: Keys of later features. A pattern is a dotted key without its list indices.
+NOT_BUILT_KEYS: dict[str, str] = {
+    "shadow": "shadow policies are not built yet",
+    "keys": "client keys are not built yet",
+    "models[].tokenizer": "tokenizers are not built yet; tokens are counted as bytes/4, corrected by reported usage",
+    "instances[].snapshots.zeromq": "snapshots over ZeroMQ are not built yet; use shared_memory",
+}
+
+#: Values of later features, by key and value.
+NOT_BUILT_VALUES: dict[str, dict[str, str]] = {
+    "routing.on_infeasible": {"queue": "holding queries in a queue is not built yet; use best_effort or reject"},
+    "routing.fallback": {"least_work": "the least-work fallback is not built yet; use least_ttft"},
+    "routing.predictor": {"learned": "learned predictors are not built yet; use prior"},
+}
+
+
+class Secret(Struct, frozen=True, repr_omit_defaults=True):
+    """A credential or where to find it. Shows ``***`` instead of itself, whoever prints it."""
+
+    reference: str
+
+    def __repr__(self) -> str:
+        return f"Secret({self.reference if self.variable else '***'})"
+
+    __str__ = __repr__
+
+    @property
+    def variable(self) -> str | None:
+        """Name of the environment variable that holds it, None when the file holds it itself."""
+        return self.reference[4:] if self.reference.startswith("env:") else None
+
+
+class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """USD per million tokens."""
+
+    input_per_1m: NonNegative = 0.0
+    output_per_1m: NonNegative = 0.0
+
+
+class TaskPrior(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a model on one task type; a missing field takes the model's own prior."""
+
+    quality: Share | None = None
+    output_tokens: Annotated[float, Meta(gt=0)] | None = None
+
+
+class Prior(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mean judged quality in [0, 1] and mean output tokens before anything was trained."""
+
+    quality: Share = 0.5
+    output_tokens: Annotated[float, Meta(gt=0)] = 256.0
+    tasks: dict[str, TaskPrior] = {}
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model of the pool. ``parameters`` is their number (8.2e9)."""
+
+    name: Name
+    price: Price = Price()
+    context_tokens: Count = 32768
+    parameters: Annotated[float, Meta(gt=0)] | None = None
+    prior: Prior | None = None
+
+
+class LimitOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engine limits that replace those of the profile; names and units are those of ``EngineLimits``."""
+
+    max_num_batched_tokens: Count | None = None
+    max_num_seqs: Count | None = None
+    max_model_len: Count | None = None
+    block_size: Count | None = None
+    num_blocks: Count | None = None
+    long_prefill_token_threshold: NonNegativeCount | None = None
+    chunked_prefill: bool | None = None
+    policy: SchedulingPolicy | None = None
+    watermark: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    reserve_full_isl: bool | None = None
+
+
+class SnapshotSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where an instance publishes its state: the name of a shared-memory segment on this machine."""
+
+    shared_memory: Name
+
+
+class InstanceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model instance. ``api_base`` ends in ``/v1`` as OpenAI clients write it."""
+
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+    model: Name
+    api_base: str
+    engine: EngineKind = "hosted"
+    api_key: Secret | None = None
+    profile: Name | None = None
+    limits: LimitOverrides | None = None
+    snapshots: SnapshotSource | None = None
+
+
+class Alias(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A name that clients may send as ``model``: every model of the pool, or those listed."""
+
+    candidates: Literal["all"] | list[Name]
+
+
+class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a query finds its instance. ``lambda_per_musd`` is utility per micro-USD, ``delta_per_ms`` utility per ms.
+
+    ``delta_per_ms`` 0 means a hard target (``bear`` only). ``default_ttft_ms`` is the target of queries without one.
+    """
+
+    policy: str = "bear"
+    lambda_per_musd: NonNegative = 5e-4
+    delta_per_ms: NonNegative = 0.0
+    predictor: Literal["prior"] = "prior"
+    default_ttft_ms: Annotated[float, Meta(gt=0)] | None = None
+    on_infeasible: Literal["best_effort", "reject"] = "best_effort"
+    fallback: Literal["least_ttft"] = "least_ttft"
+
+
+class Resilience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits on waiting and on trying again.
+
+    ``deadline_s`` covers all attempts up to the first byte of a stream, and the whole of an answer that is not
+    streamed. ``attempts`` counts upstream calls per request. ``first_byte_timeout_s`` ends at the first byte of a
+    stream that is no comment; an answer that is not streamed has until then plus 0.1 s per token of ``max_tokens``.
+    ``idle_timeout_s`` is the longest pause inside an answer. After ``breaker_failures`` failures in a row an instance
+    gets nothing for ``breaker_open_s``, then one request to prove itself.
+    """
+
+    deadline_s: Seconds = 120.0
+    attempts: Annotated[int, Meta(ge=1, le=10)] = 2
+    first_byte_timeout_s: Seconds = 20.0
+    idle_timeout_s: Seconds = 60.0
+    breaker_failures: Count = 5
+    breaker_open_s: Seconds = 5.0
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The gateway's own socket and bounds. Port 0 takes any free one."""
+
+    host: Name = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    max_body_mb: Annotated[float, Meta(gt=0, le=4096)] = 64.0
+    max_inflight: Count = 4096
+    drain_s: NonNegative = 30.0
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """A checked configuration, where it came from, and where in the file each key stands (line, column; 1-based)."""
+
+    models: list[ModelConfig]
+    instances: list[InstanceConfig]
+    aliases: dict[str, Alias] = {}
+    routing: Routing = Routing()
+    resilience: Resilience = Resilience()
+    server: ServerConfig = ServerConfig()
+    path: str = ""
+    config_hash: str = ""
+    locations: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def error(self, key: str, message: str, *, kind: type[ConfigError] = ConfigError) -> ConfigError:
+        """A ``kind`` that names this file, ``key`` and where it stands; a missing key points to its nearest parent."""
+        parent = key
+        while parent and parent not in self.locations:
+            parent = parent.rpartition(".")[0] if "." in parent else parent.rpartition("[")[0]
+        line, column = self.locations.get(parent, (None, None))
+        return kind(message, path=self.path, key=key, line=line, column=column)

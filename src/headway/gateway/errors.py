@@ -1,0 +1,125 @@
+"""One table from every error of Headway to an HTTP status and an OpenAI error body.
+
+The gateway answers errors in one shape only, ``{"error": {"message", "type", "param", "code"}}``. This file refuses
+to improvise: an error class without a row is a bug that a test finds, and an unforeseen exception becomes a plain 500
+that says nothing of its inside.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from headway.errors import (
+    ConfigError,
+    DatasetError,
+    EngineInputError,
+    HeadwayError,
+    NoInstanceError,
+    ProfileError,
+    RejectedError,
+    RequestError,
+    RoutingError,
+    SnapshotError,
+    SnapshotStaleError,
+    SnapshotTornError,
+    SnapshotVersionError,
+    UpstreamConnectError,
+    UpstreamError,
+    UpstreamInterruptedError,
+    UpstreamProtocolError,
+    UpstreamTimeoutError,
+)
+
+HeaderList = list[tuple[bytes, bytes]]
+
+
+class ErrorRow(NamedTuple):
+    """``public`` says whether the exception's own message may reach the client."""
+
+    status: int
+    type: str
+    code: str | None
+    public: bool = False
+
+
+_INTERNAL = ErrorRow(500, "server_error", "internal_error")
+
+ERROR_TABLE: dict[type[HeadwayError], ErrorRow] = {
+    HeadwayError: _INTERNAL,
+    ConfigError: _INTERNAL,
+    ProfileError: _INTERNAL,
+    EngineInputError: _INTERNAL,
+    DatasetError: _INTERNAL,
+    SnapshotError: _INTERNAL,
+    SnapshotStaleError: _INTERNAL,
+    SnapshotTornError: _INTERNAL,
+    SnapshotVersionError: _INTERNAL,
+    RequestError: ErrorRow(400, "invalid_request_error", None, public=True),  # its own status and code win
+    RoutingError: ErrorRow(503, "server_error", "no_instance", public=True),
+    NoInstanceError: ErrorRow(503, "server_error", "no_healthy_instance", public=True),
+    RejectedError: ErrorRow(429, "rate_limit_error", "ttft_target_infeasible", public=True),
+    UpstreamError: ErrorRow(502, "server_error", "upstream_error", public=True),
+    UpstreamConnectError: ErrorRow(502, "server_error", "upstream_unreachable", public=True),
+    UpstreamTimeoutError: ErrorRow(504, "timeout_error", "upstream_timeout", public=True),
+    UpstreamProtocolError: ErrorRow(502, "server_error", "upstream_protocol_error", public=True),
+    UpstreamInterruptedError: ErrorRow(502, "server_error", "upstream_interrupted", public=True),
+}
+
+
+class ErrorAnswer(NamedTuple):
+    """What goes back to the client: status, extra headers, body."""
+
+    status: int
+    headers: HeaderList
+    body: bytes
+
+
+def error_body(message: str, type_: str, param: str | None = None, code: str | None = None) -> bytes:
+    """An OpenAI error body as JSON."""
+    return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
+
+
+def error_event(error: HeadwayError) -> bytes:
+    """The same as one server-sent event, for streams that already began."""
+    return b"data: " + error_answer(error).body + b"\n\n"
+
+
+def row_of(error: BaseException) -> ErrorRow:
+    """The row of the nearest class in the table; anything foreign is an internal error."""
+    for kind in type(error).__mro__:
+        if kind in ERROR_TABLE:
+            return ERROR_TABLE[kind]
+    return _INTERNAL
+
+
+def error_answer(error: BaseException) -> ErrorAnswer:
+    """Status, headers and body for ``error``. SDKs are told not to retry what the gateway has already retried."""
+    row = row_of(error)
+    status, code, param, headers = row.status, row.code, None, HeaderList()
+    message = str(error) if row.public else "the gateway failed on this request; see its log"
+    if isinstance(error, RequestError):
+        status, code, param = error.status, error.code, error.param
+    if isinstance(error, RoutingError):
+        headers += retry_after(error.retry_after_s)
+    if isinstance(error, RejectedError):
+        headers.append((b"x-headway-reason", error.reason.encode("ascii", "replace")))
+        if math.isfinite(error.best_ttft_s):
+            headers.append((b"x-headway-best-ttft-ms", b"%.1f" % (error.best_ttft_s * 1e3)))
+    if isinstance(error, UpstreamError):
+        headers.append((b"x-should-retry", b"false"))
+    return ErrorAnswer(status, headers, error_body(message, _type_of(row, status), param, code))
+
+
+def retry_after(seconds: float) -> HeaderList:
+    """``Retry-After`` in whole seconds, at least 1, and ``retry-after-ms``; an endless wait reads as one hour."""
+    seconds = min(max(seconds, 0.0), 3600.0)
+    return [(b"retry-after", b"%d" % max(1, math.ceil(seconds))), (b"retry-after-ms", b"%d" % math.ceil(seconds * 1e3))]
+
+
+def _type_of(row: ErrorRow, status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return row.type if status < 500 or row.status >= 500 else "server_error"

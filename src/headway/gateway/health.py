@@ -1,0 +1,128 @@
+"""Which instances may get requests: learned from requests themselves, and from free probes of those taken out.
+
+A failed connection takes an instance out at once; ``breaker_failures`` failures in a row (5xx, timeouts, broken
+answers) open its breaker. It is then asked ``GET /health``, never for tokens, and after that gets one request to prove
+itself. Client errors and an upstream's 429 say nothing about health. This file refuses to make a request wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import aiohttp
+
+from headway.fleet import FleetView
+from headway.gateway.log import event
+from headway.gateway.upstream import Upstreams, UpstreamTarget
+
+BreakerState = Literal["closed", "half_open", "open"]
+#: How often instances that are out are probed, seconds.
+PROBE_INTERVAL_S = 0.5
+_PROBE_TIMEOUT_S = 2.0
+
+
+class Breaker:
+    """The health of one instance. ``half_open`` lets one request through and decides by it."""
+
+    __slots__ = ("failures", "needs_trial", "opened_s", "state", "trial")
+
+    def __init__(self) -> None:
+        self.state: BreakerState = "closed"
+        self.failures = 0
+        self.opened_s = 0.0
+        self.needs_trial = False  # opened by bad answers: a good /health alone does not close it
+        self.trial: str | None = None  # the request that decides
+
+
+class HealthBoard:
+    """The breakers of a pool; keeps ``FleetView`` in step. ``on_change`` hears of every change of state."""
+
+    def __init__(
+        self,
+        fleet: FleetView,
+        *,
+        failures_to_open: int,
+        open_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._failures_to_open, self._open_s = failures_to_open, open_s
+        self._clock = clock
+        self.breakers = {view.instance.id: Breaker() for view in fleet.views}
+
+    def dispatched(self, instance_id: str, request_id: str) -> None:
+        """A request goes out; on a half-open breaker it is the one that decides, and no other may follow."""
+        breaker = self.breakers[instance_id]
+        if breaker.state == "half_open" and breaker.trial is None:
+            breaker.trial = request_id
+            self._fleet.set_health(instance_id, False)
+
+    def succeeded(self, instance_id: str, request_id: str) -> None:
+        """The instance gave a sane answer (any 2xx to 4xx)."""
+        breaker = self.breakers[instance_id]
+        breaker.failures = 0
+        if breaker.state != "closed" and breaker.trial == request_id:
+            self._set(instance_id, breaker, "closed")
+
+    def failed(self, instance_id: str, request_id: str, *, unreachable: bool = False) -> None:
+        """The instance failed; ``unreachable`` when no connection could be made."""
+        breaker = self.breakers[instance_id]
+        breaker.failures += 1
+        deciding = breaker.trial == request_id
+        if breaker.state == "open" or not (unreachable or deciding or breaker.failures >= self._failures_to_open):
+            return
+        breaker.needs_trial = not unreachable
+        self._set(instance_id, breaker, "open")
+
+    def neutral(self, instance_id: str, request_id: str) -> None:
+        """A request ended without saying anything of the instance (client gone, back-pressure)."""
+        breaker = self.breakers[instance_id]
+        if breaker.state == "half_open" and breaker.trial == request_id:
+            breaker.trial = None
+            self._fleet.set_health(instance_id, True)
+
+    def due(self) -> list[str]:
+        """Instances whose probe is due."""
+        now = self._clock()
+        return [
+            instance_id
+            for instance_id, breaker in self.breakers.items()
+            if breaker.state == "open" and (not breaker.needs_trial or now - breaker.opened_s >= self._open_s)
+        ]
+
+    def probed(self, instance_id: str, alive: bool) -> None:
+        """Take in the result of a probe."""
+        breaker = self.breakers[instance_id]
+        if breaker.state == "open" and alive:
+            self._set(instance_id, breaker, "half_open" if breaker.needs_trial else "closed")
+
+    def _set(self, instance_id: str, breaker: Breaker, state: BreakerState) -> None:
+        breaker.state, breaker.trial = state, None
+        if state == "open":
+            breaker.opened_s = self._clock()
+        elif state == "closed":
+            breaker.failures = 0
+        self._fleet.set_health(instance_id, state != "open")
+        level = logging.WARNING if state == "open" else logging.INFO
+        event(level, "breaker", instance=instance_id, state=state, failures=breaker.failures)
+
+
+async def probe_forever(board: HealthBoard, upstreams: Upstreams, targets: dict[str, UpstreamTarget]) -> None:
+    """Ask the instances that are out whether they are back. Runs until cancelled."""
+    while True:
+        await asyncio.sleep(PROBE_INTERVAL_S)
+        await asyncio.gather(*(_probe(board, upstreams, targets[instance_id]) for instance_id in board.due()))
+
+
+async def _probe(board: HealthBoard, upstreams: Upstreams, target: UpstreamTarget) -> None:
+    try:
+        async with upstreams.get(target.health_url, timeout_s=_PROBE_TIMEOUT_S) as response:
+            # Hosted APIs have no such path: there any answer below 500 shows that somebody is at home.
+            alive = response.status < 500 if target.hosted else response.status == 200
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        alive = False
+    board.probed(target.instance_id, alive)

@@ -1,0 +1,252 @@
+"""Reads a copy of a server-sent event stream while its bytes pass through untouched.
+
+Chunks of a network are cut anywhere, also inside an event or a UTF-8 character; events end at a blank line, LF or CRLF.
+The reader tells when the first token came, counts content events and finds usage, errors and the end. It refuses to
+change bytes, with one exception: a usage event that only the gateway asked for is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+Dialect = Literal["chat", "responses"]
+
+#: A carriage return before it stays with the event. Written so that the search can jump from LF to LF.
+_BOUNDARY = re.compile(rb"\n\r?\n")
+_LINE_END = re.compile(rb"\r?\n")
+_FIELD = re.compile(rb"(?:^|\n)(?!:)[^\r\n]")
+#: An event longer than this is no longer parsed, only passed on (a stream without blank lines must not fill memory).
+MAX_EVENT_BYTES = 16 << 20
+_ABSENT = Raw()
+_EMPTY = frozenset((b"", b"null", b'""', b"[]", b"{}"))
+
+
+class Usage(NamedTuple):
+    """Token counts as the upstream reports them."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class _Delta(Struct):
+    content: Raw = _ABSENT
+    reasoning_content: Raw = _ABSENT
+    reasoning: Raw = _ABSENT
+    tool_calls: Raw = _ABSENT
+    function_call: Raw = _ABSENT
+    refusal: Raw = _ABSENT
+
+
+class _Choice(Struct):
+    delta: _Delta | None = None
+    text: Raw = _ABSENT
+    finish_reason: Raw = _ABSENT
+
+
+class _ChatEvent(Struct):
+    choices: list[_Choice] | None = None
+    usage: Raw = _ABSENT
+    error: Raw = _ABSENT
+
+
+class _ResponsesBody(Struct):
+    usage: Raw = _ABSENT
+
+
+class _ResponsesEvent(Struct):
+    type: str = ""
+    delta: Raw = _ABSENT
+    response: _ResponsesBody | None = None
+
+
+class _UsageBody(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _Answer(Struct):
+    usage: Raw = _ABSENT
+
+
+_decode_chat = msgspec.json.Decoder(_ChatEvent).decode
+_decode_responses = msgspec.json.Decoder(_ResponsesEvent).decode
+_decode_usage = msgspec.json.Decoder(_UsageBody).decode
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def usage_of_answer(body: bytes) -> Usage | None:
+    """The usage a whole JSON answer reports, None where it reports none."""
+    try:
+        return _usage(_decode_answer(body).usage)
+    except msgspec.MsgspecError:
+        return None
+
+
+class EventStream:
+    """One stream on its way through. ``feed`` takes a chunk and returns the bytes to pass on at once.
+
+    ``has_data`` is true from the first byte on that is no comment; ``num_content`` counts events with a non-empty
+    content, reasoning or tool-call delta, so the first token came when it leaves 0. ``finished`` means that the
+    upstream said so itself (``[DONE]``, a finish reason or a final event): an end without it is a broken stream.
+    """
+
+    __slots__ = (
+        "_decode",
+        "_drop_usage",
+        "_holding",
+        "_num_sent",
+        "_scanned",
+        "_tail",
+        "finished",
+        "has_data",
+        "has_error",
+        "num_content",
+        "num_events",
+        "usage",
+    )
+
+    def __init__(self, dialect: Dialect = "chat", *, drop_usage: bool = False) -> None:
+        self.has_data = False
+        self.has_error = False
+        self.finished = False
+        self.num_events = 0
+        self.num_content = 0
+        self.usage: Usage | None = None
+        self._decode = self._read_chat if dialect == "chat" else self._read_responses
+        self._drop_usage = drop_usage
+        self._holding = False
+        self._tail = bytearray()
+        self._num_sent = 0  # bytes of the tail that were passed on already
+        self._scanned = 0
+
+    @property
+    def inside_event(self) -> bool:
+        """Whether the last byte that was passed on stands inside an event."""
+        return self._num_sent > 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Bytes to pass on now: ``chunk`` itself, but for what belongs to a usage event that is being dropped."""
+        tail = self._tail
+        if not tail and chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            text: bytes | bytearray = chunk  # the common case: whole events only
+        else:
+            tail += chunk
+            text = tail
+        out: list[bytes] = []
+        start = 0
+        for match in _BOUNDARY.finditer(text, self._scanned):
+            end = match.end()
+            if not (self._event(bytes(text[start : match.start()])) and self._num_sent == 0):
+                out.append(bytes(text[start + self._num_sent : end]))
+            self._num_sent = 0
+            start = end
+        if text is tail:
+            del tail[:start]
+            self._keep_tail(out)
+        return chunk if not self._drop_usage else b"".join(out)
+
+    def flush(self) -> bytes:
+        """What was held back when the stream ended; empty but for a cut usage event."""
+        held = bytes(self._tail[self._num_sent :])
+        self._num_sent = len(self._tail)
+        return held
+
+    def _keep_tail(self, out: list[bytes]) -> None:
+        tail = self._tail
+        self._scanned = max(0, len(tail) - 2)  # a boundary may begin in the last two bytes
+        if not self.has_data:
+            self.has_data = _FIELD.search(tail) is not None
+        if len(tail) > MAX_EVENT_BYTES:
+            out.append(bytes(tail[self._num_sent :]))
+            tail.clear()
+            self._scanned = 0
+            self._num_sent = 1  # still inside the event
+        elif not self._holding:
+            out.append(bytes(tail[self._num_sent :]))
+            self._num_sent = len(tail)
+
+    def _event(self, event: bytes) -> bool:
+        """Take in one event; True when it must not reach the client."""
+        if b"\n" not in event and event.startswith(b"data:"):
+            data = event[5:]
+        else:
+            lines = _LINE_END.split(event.removeprefix(b"\xef\xbb\xbf"))
+            if not any(line and not line.startswith(b":") for line in lines):
+                return False  # comments only
+            data = b"\n".join(line[5:] for line in lines if line.startswith(b"data:"))
+        self.has_data = True
+        self.num_events += 1
+        data = data.strip()
+        if data == b"[DONE]":
+            self.finished = True
+            return False
+        try:
+            return self._decode(data)
+        except msgspec.MsgspecError:
+            return False  # not of a shape we know: it passes all the same
+
+    def _read_chat(self, data: bytes) -> bool:
+        event = _decode_chat(data)
+        choices = event.choices
+        if choices:
+            for choice in choices:
+                delta = choice.delta
+                if delta is not None:
+                    if (
+                        _filled(delta.content)
+                        or _filled(delta.reasoning_content)
+                        or _filled(delta.reasoning)
+                        or _filled(delta.tool_calls)
+                        or _filled(delta.function_call)
+                        or _filled(delta.refusal)
+                    ):
+                        self.num_content += 1
+                        break
+                elif _filled(choice.text):
+                    self.num_content += 1
+                    break
+            for choice in choices:
+                if _filled(choice.finish_reason):
+                    self.finished = True
+                    self._holding = self._drop_usage  # the usage event comes next
+        if _filled(event.error):
+            self.has_error = True
+        if not _filled(event.usage):
+            return False
+        self.usage = _usage(event.usage) or self.usage
+        return self._drop_usage and event.choices is not None and not choices
+
+    def _read_responses(self, data: bytes) -> bool:
+        event = _decode_responses(data)
+        if event.type.endswith(".delta"):
+            self.num_content += _filled(event.delta)
+        elif event.type in ("response.completed", "response.incomplete", "response.failed"):
+            self.finished = True
+            self.has_error = event.type == "response.failed"
+            if event.response is not None:
+                self.usage = _usage(event.response.usage)
+        elif event.type == "error":
+            self.has_error = True
+        return False
+
+
+def _filled(raw: Raw) -> bool:
+    return bool(raw) and bytes(raw) not in _EMPTY
+
+
+def _usage(raw: Raw) -> Usage | None:
+    if not _filled(raw):
+        return None
+    try:
+        body = _decode_usage(raw)
+    except msgspec.MsgspecError:
+        return None
+    prompt = body.prompt_tokens if body.prompt_tokens is not None else body.input_tokens
+    output = body.completion_tokens if body.completion_tokens is not None else body.output_tokens
+    return Usage(prompt or 0, output or 0) if prompt is not None or output is not None else None
