@@ -125,7 +125,7 @@ async def running_pool(policy: str, seed: int) -> AsyncIterator[RunningPool]:
             children.append(await _start(model.instance, arguments))
         urls = await asyncio.gather(*(child.url() for child in children))
         engines = {model.name: RunningEngine(url, segments[model.name]) for model, url in zip(POOL, urls, strict=True)}
-        with TemporaryDirectory(prefix="headway-demo-") as directory:
+        with TemporaryDirectory(prefix=f"headway-demo-{os.getpid()}-") as directory:
             path = Path(directory) / "gateway.yaml"
             path.write_text(gateway_config(policy, engines), encoding="utf-8")
             children.append(await _start("gateway", ("serve", str(path))))
