@@ -1,0 +1,139 @@
+"""Runs a simulated engine as a process: socket, signals, segment, and an end that leaves nothing behind.
+
+SIGINT and SIGTERM end it at once, as a restart of a real engine would: answers under way break off, the segment is
+unlinked, the exit code is 0. It refuses to serve on when its step loop has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from msgspec import Struct
+
+from headway.engines.openai_server import OpenAIServer
+from headway.engines.simulated import SimulatedEngine
+from headway.engines.vllm_metrics import EngineMetrics
+from headway.errors import ConfigError, HeadwayError
+from headway.profiles import TruthProfile
+from headway.snapshot.shared_memory import SharedMemoryWriter
+
+_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close first
+
+
+class EngineOptions(Struct, frozen=True, kw_only=True):
+    """What ``headway engine`` was told. ``port`` 0 takes a free one; ``segment`` None publishes nothing."""
+
+    truth: TruthProfile
+    model: str
+    host: str
+    port: int
+    segment: str | None
+    seed: int
+    time_scale: float
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would end the process by the signal instead of with code 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or []:
+            host, port = bound.getsockname()[:2]
+            print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+
+def serve(options: EngineOptions) -> None:
+    """Serve until a signal comes.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+        SnapshotError: the segment is in use or cannot be created.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(options))
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # slower, otherwise the same
+        return None
+    return uvloop.Loop
+
+
+async def _serve(options: EngineOptions) -> None:
+    bound = _bind(options.host, options.port)
+    sink = None if options.segment is None else SharedMemoryWriter(options.segment)
+    try:
+        metrics = EngineMetrics(options.model, options.truth.limits)
+        engine = SimulatedEngine(
+            options.truth,
+            seed=options.seed,
+            instance_id=options.segment or options.model,
+            observer=metrics,
+            sink=sink,
+            time_scale=options.time_scale,
+        )
+        app = OpenAIServer(engine, metrics, model=options.model, seed=options.seed)
+        await _run(engine, app, bound)
+    finally:
+        if sink is not None:
+            sink.close()
+        bound.close()
+
+
+async def _run(engine: SimulatedEngine, app: OpenAIServer, bound: socket.socket) -> None:
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_level="critical",  # answers that break off on shutdown are no news
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+        ws="none",
+    )
+    server = _Server(config)
+    steps = asyncio.create_task(engine.run())
+
+    def stop() -> None:
+        server.should_exit = True
+        engine.close()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    steps.add_done_callback(lambda _: stop())
+    gc.collect()
+    gc.freeze()  # what start-up made stays; a full collection would only delay a step
+    try:
+        await server.serve(sockets=[bound])
+    finally:
+        steps.cancel()
+        gc.unfreeze()
+        with contextlib.suppress(asyncio.CancelledError):
+            await steps  # raises what ended the step loop, if anything did
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"{host!r} is no address: {error.strerror}", key="host") from error
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise HeadwayError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return bound
