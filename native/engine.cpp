@@ -8,9 +8,6 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// A request that preempts itself although it is alone will do so for ever; the second time proves it.
-constexpr int64_t kHopeless = 2;
-
 }  // namespace
 
 int32_t Engine::place_running(const RequestInput& input) {
@@ -44,9 +41,8 @@ int64_t Engine::advance(double seconds) {
   }
   seconds -= residual_s_;
   residual_s_ = 0;
-  const int64_t hopeless_before = scheduler_.num_hopeless();
   int64_t started = 0;
-  while (seconds > 0 && scheduler_.num_hopeless() < hopeless_before + kHopeless) {
+  while (seconds > 0 && !scheduler_.livelocked()) {
     int64_t run = scheduler_.decode_run();
     if (run > 1 && step_time_.seconds(scheduler_.decode_features(run, step_time_.knee)) > seconds) {
       // The longest part of the run that ends in time, then the step that straddles the end.
@@ -96,13 +92,12 @@ FirstToken Engine::first_token(RequestInput newcomer) {
   const int64_t prompt = newcomer.prompt;
   if (!open_.known) find_open_step();
   if (open_.never) return {kNever, kNever, 0};
-  const int64_t chunk = scheduler_.admissible_chunk(prompt, 0, 0, open_.budget, open_.free, open_.num_running,
-                                                    open_.num_present);
+  const int64_t chunk =
+      scheduler_.admission(prompt, 0, 0, open_.budget, open_.free, open_.num_running, open_.num_present).tokens;
   const double wait_s = residual_s_ + since(open_.before);
   Features with_newcomer = open_.residents;
   with_newcomer.add_chunk(chunk, 0, false);
   with_newcomer.close_batches(1, step_time_.knee);
-  with_newcomer.steps = 1;
   if (chunk == prompt) return {wait_s + step_time_.seconds(with_newcomer), wait_s, open_.step + 1 - num_steps_};
 
   // It needs further steps: go on from the open step with the newcomer in its place.
@@ -124,8 +119,7 @@ FirstToken Engine::first_token(RequestInput newcomer) {
 // Steps until the newcomer's first output. `wait_s` is known already where it has had a chunk.
 FirstToken Engine::replay_newcomer(Scheduler& scheduler, int32_t slot, int64_t steps, Features total,
                                    double wait_s) const {
-  const int64_t hopeless_before = scheduler.num_hopeless();
-  while (scheduler.num_hopeless() < hopeless_before + kHopeless) {
+  while (!scheduler.livelocked()) {
     if (const int64_t run = scheduler.decode_run(); run > 0) {
       scheduler.run_decodes(run, step_time_.knee);
       total += scheduler.features();
@@ -174,12 +168,14 @@ void Engine::note_open_next_step(const Scheduler& scheduler) {
 // Replays the residents from `ahead` until a step that would try a newcomer.
 void Engine::seek_open_step(int64_t steps, Features total) {
   Scheduler& ahead = *open_.ahead;
-  const int64_t hopeless_before = ahead.num_hopeless();
-  while (ahead.num_hopeless() < hopeless_before + kHopeless) {
-    open_.step = steps;
-    open_.before = total;
-    if (ahead.next_step_is_open()) return note_open_next_step(ahead);
-    if (const int64_t run = ahead.decode_run(); run > 0) {
+  while (!ahead.livelocked()) {
+    if (ahead.next_step_is_open()) {
+      open_.step = steps;
+      open_.before = total;
+      return note_open_next_step(ahead);
+    }
+    const int64_t run = ahead.decode_run();
+    if (run > 0) {
       ahead.run_decodes(run, step_time_.knee);
       steps += run;
       total += ahead.features();
@@ -189,6 +185,8 @@ void Engine::seek_open_step(int64_t steps, Features total) {
     if (!ahead.step(false, step_time_.knee)) break;
     if (ahead.last_step_was_open()) {
       open_.is_past = true;
+      open_.step = steps;
+      open_.before = total;
       open_.residents = ahead.features();
       open_.budget = ahead.budget_left();
       open_.free = ahead.free_after();
@@ -216,8 +214,8 @@ void Engine::append_to_open_step(const RequestInput& input) {
     seek_open_step(open_.step, open_.before);
     return;
   }
-  const int64_t chunk = scheduler_.admissible_chunk(input.prompt, 0, 0, open_.budget, open_.free, open_.num_running,
-                                                    open_.num_present);
+  const auto [chunk, blocks] =
+      scheduler_.admission(input.prompt, 0, 0, open_.budget, open_.free, open_.num_running, open_.num_present);
   if (chunk == 0) {
     ahead.submit(input);
   } else {
@@ -229,9 +227,8 @@ void Engine::append_to_open_step(const RequestInput& input) {
     if (!ends_at_once) ahead.place_running(admitted);
     open_.residents.add_chunk(chunk, 0, false);
     open_.residents.close_batches(1, step_time_.knee);
-    open_.residents.steps = 1;
     open_.budget -= chunk;
-    open_.free -= scheduler_.blocks_for(chunk);
+    open_.free -= blocks;
     open_.num_running += 1;
     open_.num_present += 1;
     if (open_.budget > 0 && open_.num_running < scheduler_.limits().max_num_seqs) return;

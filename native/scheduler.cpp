@@ -1,6 +1,7 @@
 #include "scheduler.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -11,17 +12,11 @@ namespace {
 // Past this, the clock is moved back so that squared sums stay within 64 bits.
 constexpr int64_t kClockLimit = int64_t{1} << 24;
 
-struct LaterEnd {
-  template <typename Entry>
-  bool operator()(const Entry& a, const Entry& b) const {
-    return a.finish_clock > b.finish_clock;
-  }
-};
-
 }  // namespace
 
 Scheduler::Scheduler(const Limits& limits) : limits_(limits), free_(limits.num_blocks - 1) {  // less the null block
   residues_.assign(static_cast<size_t>(limits.block_size), 0);
+  wheel_.assign(kWheelSize, -1);
 }
 
 // ---------------------------------------------------------------- requests and lists
@@ -50,20 +45,22 @@ int32_t Scheduler::new_slot(const RequestInput& input) {
   r.priority = input.priority;
   r.arrival = input.arrival;
   r.submission = ++num_submissions_;
-  if (std::isnan(input.arrival)) {
-    r.arrival = -std::numeric_limits<double>::infinity();
-    if (limits_.priority_policy) {
-      for (const Request& other : slots_) {
-        if (other.place != Place::kNowhere) r.arrival = std::max(r.arrival, other.arrival);
-      }
+  if (std::isnan(input.arrival) && limits_.priority_policy) {
+    // After all present, strictly: vLLM's arrivals differ, and among equal ones the eldest would be the victim.
+    r.arrival = std::numeric_limits<double>::lowest();
+    for (const Request& other : slots_) {
+      if (other.place == Place::kNowhere) continue;
+      r.arrival = std::max(r.arrival, std::nextafter(other.arrival, std::numeric_limits<double>::max()));
     }
   }
   free_ -= r.blocks;
+  livelocked_ = head_blocked_ = false;
   return slot;
 }
 
 void Scheduler::free_slot(int32_t slot) {
   slots_[static_cast<size_t>(slot)].place = Place::kNowhere;
+  slots_[static_cast<size_t>(slot)].on_clock = false;
   free_slots_.push_back(slot);
 }
 
@@ -121,6 +118,7 @@ int32_t Scheduler::submit(const RequestInput& input) {
 }
 
 void Scheduler::remove(int32_t slot) {
+  livelocked_ = head_blocked_ = false;
   free_ += blocks(slot);
   if (request(slot).place == Place::kRunning) {
     if (request(slot).on_clock) {
@@ -133,7 +131,6 @@ void Scheduler::remove(int32_t slot) {
     unlink(waiting_, slot);
   }
   free_slot(slot);
-  drop_stale_ends();
 }
 
 void Scheduler::start_running(int32_t slot) {
@@ -141,7 +138,6 @@ void Scheduler::start_running(int32_t slot) {
   r.place = Place::kRunning;
   r.order = next_order_++;
   append(running_, slot);
-  tracked_.push_back(slot);  // the newest stands last in both lists
 }
 
 // ---------------------------------------------------------------- the decode clock
@@ -159,16 +155,6 @@ int64_t Scheduler::output(int32_t slot) const {
 int64_t Scheduler::blocks(int32_t slot) const {
   const Request& r = request(slot);
   return r.on_clock ? blocks_for(r.computed + clock_) : r.blocks;
-}
-
-int64_t Scheduler::residue(int64_t value) const {
-  const int64_t rest = value % limits_.block_size;
-  return rest < 0 ? rest + limits_.block_size : rest;
-}
-
-// Decodes that need a further block in the step at `clock`: those whose computed tokens fill their last block.
-int64_t Scheduler::num_clock_blocks_due(int64_t clock) const {
-  return residues_[static_cast<size_t>(residue(-clock))];
 }
 
 int64_t Scheduler::num_clock_blocks_due(int64_t clock, int64_t num_steps) const {
@@ -193,18 +179,24 @@ int64_t Scheduler::steps_until_shortage(int64_t at_most) const {
   return std::min(steps, at_most);
 }
 
-// A decode with no blocks in advance: what its blocks are follows from the clock alone.
-bool Scheduler::is_regular_decode(const Request& r) const {
-  return r.output > 0 && r.computed == r.prompt + r.output - 1 && r.blocks == blocks_for(r.computed);
-}
-
+// A decode with no blocks in advance joins the clock: what it holds follows from the clock alone. All else is tracked.
 void Scheduler::join_clock_or_track(int32_t slot) {
-  if (!is_regular_decode(request(slot))) return;
-  untrack(slot);
-  join_clock(slot);
+  Request& r = slots_[static_cast<size_t>(slot)];
+  if (r.output > 0 && r.computed == r.prompt + r.output - 1 && r.blocks == blocks_for(r.computed)) {
+    untrack(slot);
+    join_clock(slot);
+  } else if (!r.tracked) {
+    r.tracked = true;
+    tracked_.push_back(slot);  // newest last, as in the running list
+  }
 }
 
-void Scheduler::untrack(int32_t slot) { tracked_.erase(std::find(tracked_.begin(), tracked_.end(), slot)); }
+void Scheduler::untrack(int32_t slot) {
+  Request& r = slots_[static_cast<size_t>(slot)];
+  if (!r.tracked) return;
+  r.tracked = false;
+  tracked_.erase(std::find(tracked_.begin(), tracked_.end(), slot));
+}
 
 void Scheduler::join_clock(int32_t slot) {
   if (clock_ > kClockLimit) rebase_clock();
@@ -219,38 +211,67 @@ void Scheduler::join_clock(int32_t slot) {
   relative_square_sum_ += int64_t{r.computed} * r.computed;
   residues_[static_cast<size_t>(residue(r.computed))] += 1;
   last_clock_order_ = std::max(last_clock_order_, r.order);
-  ends_.push_back({r.finish_clock, slot, r.submission});
-  std::push_heap(ends_.begin(), ends_.end(), LaterEnd{});
+  add_end(slot);
 }
 
-void Scheduler::leave_clock(int32_t slot) {
-  Request& r = slots_[static_cast<size_t>(slot)];
-  num_on_clock_ -= 1;
+void Scheduler::forget_on_clock(int32_t slot) {
+  const Request& r = request(slot);
+  remove_end(slot);
   relative_sum_ -= r.computed;
   relative_square_sum_ -= int64_t{r.computed} * r.computed;
   residues_[static_cast<size_t>(residue(r.computed))] -= 1;
+  num_on_clock_ -= 1;
+  if (num_on_clock_ == 0) last_clock_order_ = -1;
+}
+
+void Scheduler::leave_clock(int32_t slot) {
+  forget_on_clock(slot);
+  Request& r = slots_[static_cast<size_t>(slot)];
   r.computed += static_cast<int32_t>(clock_);
   r.output += static_cast<int32_t>(clock_);
   r.blocks = static_cast<int32_t>(blocks_for(r.computed));
   r.on_clock = false;
-  if (num_on_clock_ == 0) {
-    ends_.clear();
-    last_clock_order_ = -1;
-  }
 }
 
-void Scheduler::drop_stale_ends() {
-  while (!ends_.empty()) {
-    const ClockEntry& top = ends_.front();
-    const Request& r = request(top.slot);
-    if (r.on_clock && r.submission == top.submission && r.finish_clock == top.finish_clock) return;
-    std::pop_heap(ends_.begin(), ends_.end(), LaterEnd{});
-    ends_.pop_back();
+void Scheduler::add_end(int32_t slot) {
+  Request& r = slots_[static_cast<size_t>(slot)];
+  const size_t bucket = static_cast<size_t>(r.finish_clock % kWheelSize);
+  r.previous_end = -1;
+  r.next_end = wheel_[bucket];
+  if (r.next_end >= 0) slots_[static_cast<size_t>(r.next_end)].previous_end = slot;
+  wheel_[bucket] = slot;
+  wheel_bits_[bucket / 64] |= uint64_t{1} << (bucket % 64);
+}
+
+void Scheduler::remove_end(int32_t slot) {
+  const Request& r = request(slot);
+  if (r.next_end >= 0) slots_[static_cast<size_t>(r.next_end)].previous_end = r.previous_end;
+  if (r.previous_end >= 0) {
+    slots_[static_cast<size_t>(r.previous_end)].next_end = r.next_end;
+    return;
   }
+  const size_t bucket = static_cast<size_t>(r.finish_clock % kWheelSize);
+  wheel_[bucket] = r.next_end;
+  if (r.next_end < 0) wheel_bits_[bucket / 64] &= ~(uint64_t{1} << (bucket % 64));
+}
+
+// Steps from now until a bucket with ends comes up, 1..kWheelSize.
+int64_t Scheduler::steps_to_next_end() const {
+  const int64_t start = (clock_ + 1) % kWheelSize;
+  uint64_t word = wheel_bits_[static_cast<size_t>(start / 64)] >> (start % 64);
+  if (word != 0) return 1 + std::countr_zero(word);
+  int64_t steps = 1 + 64 - start % 64;
+  for (int64_t i = 1; i < kWheelSize / 64; ++i, steps += 64) {
+    word = wheel_bits_[static_cast<size_t>((start / 64 + i) % (kWheelSize / 64))];
+    if (word != 0) return steps + std::countr_zero(word);
+  }
+  return kWheelSize - 64 + 1;  // the rest of the first word: every bucket before it is empty
 }
 
 void Scheduler::rebase_clock() {
-  const int64_t shift = clock_ - clock_ % limits_.block_size;  // a whole number of blocks leaves the residues alone
+  // A whole number of blocks and of turns of the wheel leaves both alone.
+  const int64_t period = limits_.block_size * kWheelSize;
+  const int64_t shift = clock_ - clock_ % period;
   clock_ -= shift;
   relative_sum_ = relative_square_sum_ = 0;
   for (int32_t slot = running_.first; slot >= 0; slot = request(slot).next) {
@@ -262,7 +283,6 @@ void Scheduler::rebase_clock() {
     relative_sum_ += r.computed;
     relative_square_sum_ += int64_t{r.computed} * r.computed;
   }
-  for (ClockEntry& entry : ends_) entry.finish_clock -= shift;
 }
 
 int64_t Scheduler::remaining_prefill_tokens() const {
@@ -283,18 +303,10 @@ bool Scheduler::next_step_is_open() const {
 
 int64_t Scheduler::decode_run() const {
   if (num_on_clock_ == 0 || !tracked_.empty() || num_on_clock_ > limits_.max_num_batched_tokens) return 0;
-  const int64_t free = free_after_next_decodes();
-  if (free < 0) return 0;
-  const int64_t budget = limits_.max_num_batched_tokens - num_on_clock_;
-  if (waiting_.size > 0 && budget > 0 && running_.size < limits_.max_num_seqs) {
-    // Free blocks only shrink until a decode ends, so a head that must wait now waits until then.
-    const Request& head = request(waiting_.first);
-    if (admissible_chunk(head.prompt + head.output, head.computed, head.blocks, budget, free, running_.size,
-                         num_requests() + num_phantoms_) > 0) {
-      return 0;
-    }
-  }
-  return steps_until_shortage(ends_.front().finish_clock - clock_);
+  // Free blocks only shrink until a request ends, so a head that had to wait waits until then.
+  if (waiting_.size > 0 && running_.size < limits_.max_num_seqs && !head_blocked_) return 0;
+  if (free_after_next_decodes() < 0) return 0;
+  return steps_until_shortage(steps_to_next_end());
 }
 
 Features Scheduler::decode_features(int64_t num_steps, double knee) const {
@@ -306,7 +318,7 @@ Features Scheduler::decode_features(int64_t num_steps, double knee) const {
   return f;
 }
 
-void Scheduler::run_decodes(int64_t num_steps, double knee) {
+[[gnu::flatten]] void Scheduler::run_decodes(int64_t num_steps, double knee) {
   begin_step();
   features_ = decode_features(num_steps, knee);
   free_ -= num_clock_blocks_due(clock_, num_steps);
@@ -327,11 +339,13 @@ void Scheduler::begin_step() {
   first_tokens_.clear();
 }
 
-bool Scheduler::step(bool itemised, double knee) {
+// Flattened: called once per event of a replay, where the calls of its small parts would cost a fifth more.
+[[gnu::flatten]] bool Scheduler::step(bool itemised, double knee) {
   begin_step();
   decodes_in_bulk_ = !itemised && schedule_running_in_bulk();
   if (!decodes_in_bulk_) schedule_running_one_by_one();
   if (preempted_.empty()) admit_waiting();
+  head_blocked_ = decodes_in_bulk_ && chunks_.empty();
   free_after_ = free_;
   running_after_ = running_.size;
   waiting_empty_after_ = waiting_.size == 0;
@@ -341,6 +355,7 @@ bool Scheduler::step(bool itemised, double knee) {
     return false;
   }
   update();
+  if (!preempted_.empty()) watch_for_livelock();
   return true;
 }
 
@@ -406,10 +421,7 @@ bool Scheduler::allocate_or_preempt(int32_t slot, int64_t tokens) {
   while (needed > free_) {
     const int32_t victim = choose_victim();
     preempt(victim);
-    if (victim == slot) {
-      if (running_.size == 0) num_hopeless_ += 1;
-      return false;
-    }
+    if (victim == slot) return false;
   }
   free_ -= needed;
   Request& r = slots_[static_cast<size_t>(slot)];
@@ -460,21 +472,22 @@ void Scheduler::preempt(int32_t slot) {
   preempted_.push_back(slot);
 }
 
-int64_t Scheduler::admissible_chunk(int64_t num_tokens, int64_t computed, int64_t held, int64_t budget, int64_t free,
-                                    int64_t num_running, int64_t num_present) const {
-  int64_t n = num_tokens - computed;
+Admission Scheduler::admission(int64_t num_tokens, int64_t computed, int64_t held, int64_t budget, int64_t free,
+                               int64_t num_running, int64_t num_present) const {
+  const int64_t wanted = num_tokens - computed;
+  int64_t n = wanted;
   if (limits_.long_prefill_token_threshold > 0 && num_present > 1) {
     n = std::min(n, limits_.long_prefill_token_threshold);
   }
-  if (!limits_.chunked_prefill && n > budget) return 0;
+  if (!limits_.chunked_prefill && n > budget) return {};
   n = std::min(n, budget);
-  const int64_t watermark = num_running > 0 ? limits_.watermark_blocks : 0;
-  if (limits_.reserve_full_isl) {
-    const int64_t whole = std::max<int64_t>(blocks_for(std::min(num_tokens, limits_.max_model_len)) - held, 0);
-    if (whole + watermark > free) return 0;
-  }
-  const int64_t first = std::max<int64_t>(blocks_for(computed + n) - held, 0);
-  return first + watermark > free ? 0 : n;
+  const int64_t available = num_running > 0 ? free - limits_.watermark_blocks : free;
+  // scheduler_reserve_full_isl: the whole request must fit, although only the first chunk's blocks are taken now.
+  const int64_t reserved = limits_.reserve_full_isl || n == wanted ? num_tokens : computed + n;
+  int64_t needed = std::max<int64_t>(blocks_for(reserved) - held, 0);
+  if (needed > available) return {};
+  if (n < wanted && reserved == num_tokens) needed = std::max<int64_t>(blocks_for(computed + n) - held, 0);
+  return {n, needed};
 }
 
 // The waiting loop of schedule(): only the head is tried.
@@ -483,41 +496,75 @@ void Scheduler::admit_waiting() {
   while (budget_ > 0 && waiting_.size > 0 && running_.size < limits_.max_num_seqs) {
     const int32_t slot = waiting_.first;
     Request& r = slots_[static_cast<size_t>(slot)];
-    const int64_t n =
-        admissible_chunk(r.prompt + r.output, r.computed, r.blocks, budget_, free_, running_.size, num_present);
-    if (n == 0) return;
-    const int64_t needed = std::max<int64_t>(blocks_for(r.computed + n) - r.blocks, 0);
-    free_ -= needed;
-    r.blocks += static_cast<int32_t>(needed);
+    const Admission first =
+        admission(r.prompt + r.output, r.computed, r.blocks, budget_, free_, running_.size, num_present);
+    if (first.tokens == 0) return;
+    free_ -= first.blocks;
+    budget_ -= first.tokens;
+    r.blocks += static_cast<int32_t>(first.blocks);
     r.scheduled_in = step_number_;
     unlink(waiting_, slot);
     start_running(slot);
-    chunks_.push_back({slot, static_cast<int32_t>(n)});
-    budget_ -= n;
+    chunks_.push_back({slot, static_cast<int32_t>(first.tokens)});
   }
 }
 
 void Scheduler::count_features(double knee) {
-  features_ = decodes_in_bulk_ && num_on_clock_ > 0 ? decode_features(1, knee) : Features{};
-  features_.steps = 0;
+  Features f;  // local, so that it can live in registers
+  if (decodes_in_bulk_) {
+    const int64_t squares = relative_square_sum_ + 2 * clock_ * relative_sum_ + num_on_clock_ * clock_ * clock_;
+    f.requests = f.tokens = f.decodes = num_on_clock_;
+    f.decode_context = f.context = relative_sum_ + num_on_clock_ * clock_;
+    f.context_squares = static_cast<double>(squares);
+  }
   for (const Chunk& chunk : chunks_) {
     const Request& r = request(chunk.slot);
-    const int64_t context = computed(chunk.slot);
+    const int64_t context = r.on_clock ? r.computed + clock_ : r.computed;
     const bool is_decode = chunk.tokens == 1 && (r.on_clock || (r.output > 0 && context == r.prompt + r.output - 1));
-    features_.add_chunk(chunk.tokens, context, is_decode);
+    f.add_chunk(chunk.tokens, context, is_decode);
   }
-  features_.close_batches(1, knee);
+  f.close_batches(1, knee);
+  features_ = f;
+}
+
+// The schedule is a function of the state, so a state that comes back comes back for ever. Outputs only grow: none of
+// the requests gives one in between.
+void Scheduler::watch_for_livelock() {
+  const uint64_t state = state_hash();
+  preempting_steps_ += 1;
+  if (preempting_steps_ > 1 && state == remembered_state_) livelocked_ = true;
+  if (preempting_steps_ == remember_next_at_) {
+    remembered_state_ = state;
+    remember_next_at_ *= 2;
+  }
+}
+
+uint64_t Scheduler::state_hash() const {
+  uint64_t hash = 14695981039346656037ULL;  // FNV-1a, over whole words
+  const auto mix = [&hash](int64_t word) {
+    hash = (hash ^ static_cast<uint64_t>(word)) * 1099511628211ULL;
+    hash ^= hash >> 32;
+  };
+  for (const List* list : {&running_, &waiting_}) {
+    mix(list->size);
+    for (int32_t slot = list->first; slot >= 0; slot = request(slot).next) {
+      mix(static_cast<int64_t>(request(slot).submission));
+      mix(computed(slot));
+      mix(output(slot));
+      mix(blocks(slot));
+    }
+  }
+  return hash;
 }
 
 // ---------------------------------------------------------------- one step: update
 
 void Scheduler::update() {
-  std::vector<int32_t> held_back;
-  if (!decodes_in_bulk_) hold_back_unscheduled(held_back);
+  held_back_.clear();
+  if (!decodes_in_bulk_) hold_back_unscheduled();
   if (num_on_clock_ > 0) clock_ += 1;
-  for (const int32_t slot : held_back) join_clock(slot);
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    const Chunk chunk = chunks_[i];
+  for (const int32_t slot : held_back_) join_clock(slot);
+  for (const Chunk& chunk : chunks_) {
     const Request& r = request(chunk.slot);
     if (!r.on_clock) {
       apply_chunk(chunk.slot, chunk.tokens);
@@ -529,17 +576,17 @@ void Scheduler::update() {
 }
 
 // Decodes that got no token in this step (budget spent, or the loop ended in a preemption) fall behind the clock.
-void Scheduler::hold_back_unscheduled(std::vector<int32_t>& held_back) {
+void Scheduler::hold_back_unscheduled() {
   for (int32_t slot = running_.first; slot >= 0; slot = request(slot).next) {
-    if (request(slot).on_clock && request(slot).scheduled_in != step_number_) held_back.push_back(slot);
+    if (request(slot).on_clock && request(slot).scheduled_in != step_number_) held_back_.push_back(slot);
   }
-  for (const int32_t slot : held_back) leave_clock(slot);
+  for (const int32_t slot : held_back_) leave_clock(slot);
 }
 
 void Scheduler::apply_chunk(int32_t slot, int64_t tokens) {
   Request& r = slots_[static_cast<size_t>(slot)];
   r.computed += static_cast<int32_t>(tokens);
-  if (r.computed < r.prompt + r.output) return;  // more chunks to come
+  if (r.computed < r.prompt + r.output) return join_clock_or_track(slot);  // more chunks to come
   r.output += 1;
   if (r.output == 1) first_tokens_.push_back(slot);
   if (r.output >= r.end_output) {
@@ -550,20 +597,19 @@ void Scheduler::apply_chunk(int32_t slot, int64_t tokens) {
 }
 
 void Scheduler::finish_clock_ends() {
-  drop_stale_ends();
-  while (!ends_.empty() && ends_.front().finish_clock <= clock_) {
-    const int32_t slot = ends_.front().slot;
-    std::pop_heap(ends_.begin(), ends_.end(), LaterEnd{});
-    ends_.pop_back();
-    finish(slot);
-    drop_stale_ends();
+  int32_t slot = wheel_[static_cast<size_t>(clock_ % kWheelSize)];
+  while (slot >= 0) {
+    const int32_t next = request(slot).next_end;
+    if (request(slot).finish_clock == clock_) finish(slot);
+    slot = next;
   }
 }
 
 void Scheduler::finish(int32_t slot) {
+  head_blocked_ = false;
   free_ += blocks(slot);
   if (request(slot).on_clock) {
-    leave_clock(slot);
+    forget_on_clock(slot);
   } else {
     untrack(slot);
   }

@@ -6,6 +6,7 @@
 // A second engine version is a second class behind the same methods, not a flag in this one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -44,6 +45,12 @@ struct Chunk {
   int32_t tokens;
 };
 
+// The first chunk of a request that leaves the queue, and the blocks it takes.
+struct Admission {
+  int64_t tokens = 0;
+  int64_t blocks = 0;
+};
+
 enum class Place : uint8_t { kNowhere, kRunning, kWaiting };
 
 struct Request {
@@ -57,7 +64,10 @@ struct Request {
   int32_t next = -1;
   Place place = Place::kNowhere;
   bool on_clock = false;
+  bool tracked = false;
   int64_t finish_clock = 0;  // decode clock at which it ends
+  int32_t previous_end = -1;  // neighbours in the bucket of its finish clock
+  int32_t next_end = -1;
   int64_t order = 0;         // rises along the running list
   int64_t priority = 0;
   double arrival = 0;
@@ -72,6 +82,8 @@ struct List {
   int32_t last = -1;
   int32_t size = 0;
 };
+
+inline constexpr int64_t kWheelSize = 512;
 
 class Scheduler {
  public:
@@ -126,23 +138,22 @@ class Scheduler {
   int64_t num_decodes() const { return num_on_clock_; }
   int64_t num_requests() const { return running_.size + waiting_.size; }
   int64_t remaining_prefill_tokens() const;
-  // Self-preemptions of a request that was alone: it needs more blocks than exist, and will try for ever.
-  int64_t num_hopeless() const { return num_hopeless_; }
+  // The residents preempt each other in a cycle and none will ever give another output (they need more blocks than
+  // exist). Only a request that comes or goes from outside can end it.
+  bool livelocked() const { return livelocked_; }
   // Requests that count for the long-prefill threshold although they are not here (the imagined newcomer).
   void set_phantoms(int64_t count) { num_phantoms_ = count; }
 
-  int64_t blocks_for(int64_t tokens) const { return (tokens + limits_.block_size - 1) / limits_.block_size; }
-  // The admission rule for the head of the queue: chunk size, or 0 if it has to wait.
-  int64_t admissible_chunk(int64_t num_tokens, int64_t computed, int64_t held, int64_t budget, int64_t free,
-                           int64_t num_running, int64_t num_present) const;
+  int64_t blocks_for(int64_t tokens) const {
+    // 32-bit division: token counts fit (checked where they come in), and it costs a third.
+    return static_cast<int64_t>((static_cast<uint32_t>(tokens) + static_cast<uint32_t>(limits_.block_size) - 1) /
+                                static_cast<uint32_t>(limits_.block_size));
+  }
+  // The admission rule for the head of the queue: its first chunk, of 0 tokens if it has to wait.
+  Admission admission(int64_t num_tokens, int64_t computed, int64_t held, int64_t budget, int64_t free,
+                      int64_t num_running, int64_t num_present) const;
 
  private:
-  struct ClockEntry {
-    int64_t finish_clock;
-    int32_t slot;
-    uint64_t submission;  // tells a reused slot apart
-  };
-
   int32_t new_slot(const RequestInput& input);
   void free_slot(int32_t slot);
   void unlink(List& list, int32_t slot);
@@ -153,16 +164,22 @@ class Scheduler {
 
   void start_running(int32_t slot);
   void join_clock_or_track(int32_t slot);
-  bool is_regular_decode(const Request& r) const;
   void join_clock(int32_t slot);
   void leave_clock(int32_t slot);
+  void forget_on_clock(int32_t slot);
   void untrack(int32_t slot);
-  int64_t residue(int64_t value) const;
-  int64_t num_clock_blocks_due(int64_t clock) const;
+  int64_t residue(int64_t value) const {
+    const int32_t rest = static_cast<int32_t>(value) % static_cast<int32_t>(limits_.block_size);
+    return rest < 0 ? rest + limits_.block_size : rest;
+  }
+  // Decodes that need a further block in the step at `clock`: those whose computed tokens fill their last block.
+  int64_t num_clock_blocks_due(int64_t clock) const { return residues_[static_cast<size_t>(residue(-clock))]; }
   int64_t num_clock_blocks_due(int64_t clock, int64_t num_steps) const;
   int64_t steps_until_shortage(int64_t at_most) const;
-  void drop_stale_ends();
   void rebase_clock();
+  void add_end(int32_t slot);
+  void remove_end(int32_t slot);
+  int64_t steps_to_next_end() const;
 
   void begin_step();
   bool schedule_running_in_bulk();
@@ -173,10 +190,12 @@ class Scheduler {
   void admit_waiting();
   void count_features(double knee);
   void update();
-  void hold_back_unscheduled(std::vector<int32_t>& held_back);
+  void hold_back_unscheduled();
   void apply_chunk(int32_t slot, int64_t tokens);
   void finish_clock_ends();
   void finish(int32_t slot);
+  void watch_for_livelock();
+  uint64_t state_hash() const;
   int64_t chunk_limit(const Request& r, int64_t computed) const;
 
   Limits limits_;
@@ -184,12 +203,17 @@ class Scheduler {
   std::vector<int32_t> free_slots_;
   List running_;
   List waiting_;
-  std::vector<int32_t> tracked_;  // running requests not on the clock (prefills), in running order
+  std::vector<int32_t> tracked_;  // running requests not on the clock (prefills), in running order; between steps
   int64_t free_ = 0;
   uint64_t num_submissions_ = 0;
   int64_t next_order_ = 0;
   int64_t num_phantoms_ = 0;
-  int64_t num_hopeless_ = 0;
+
+  // Brent's cycle detection over the states after preempting steps.
+  bool livelocked_ = false;
+  uint64_t remembered_state_ = 0;
+  uint64_t preempting_steps_ = 0;
+  uint64_t remember_next_at_ = 1;
 
   // The decode clock: requests on it have computed = clock + relative.
   int64_t clock_ = 0;
@@ -197,7 +221,10 @@ class Scheduler {
   int64_t relative_sum_ = 0;
   int64_t relative_square_sum_ = 0;
   std::vector<int32_t> residues_;  // how many have relative mod block_size = r
-  std::vector<ClockEntry> ends_;   // min-heap of finish clocks; entries of requests that left are dropped lazily
+  // A timing wheel of the ends: the bucket of a finish clock heads a list of requests; one that ends a whole turn later
+  // shares the bucket, is passed over, and can only make a run shorter than need be.
+  std::vector<int32_t> wheel_;
+  std::array<uint64_t, kWheelSize / 64> wheel_bits_{};  // which buckets are not empty
   int64_t last_clock_order_ = -1;  // no request on the clock stands later in the running list than this
 
   // The last step.
@@ -205,11 +232,13 @@ class Scheduler {
   int64_t budget_ = 0;
   int64_t threshold_ = 0;
   bool decodes_in_bulk_ = false;
+  bool head_blocked_ = false;  // the head of the queue was tried beside decodes only, and nothing was freed since
   int64_t free_after_ = 0;
   int32_t running_after_ = 0;
   bool waiting_empty_after_ = false;
   Features features_;
   std::vector<Chunk> chunks_;
+  std::vector<int32_t> held_back_;
   std::vector<int32_t> preempted_;
   std::vector<int32_t> finished_;
   std::vector<int32_t> first_tokens_;

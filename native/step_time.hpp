@@ -74,9 +74,9 @@ struct Features {
 
   // Counts `num_steps` batches whose token count per batch is tokens / num_steps.
   void close_batches(int64_t num_steps, double knee) {
-    steps += num_steps;
-    const double per_batch = static_cast<double>(tokens) / static_cast<double>(num_steps);
-    tokens_above_knee = static_cast<double>(num_steps) * std::max(per_batch - knee, 0.0);
+    steps = num_steps;
+    const double count = static_cast<double>(num_steps);
+    tokens_above_knee = std::max(static_cast<double>(tokens) - count * knee, 0.0);
   }
 };
 
