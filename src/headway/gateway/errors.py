@@ -36,6 +36,20 @@ from headway.errors import (
 HeaderList = list[tuple[bytes, bytes]]
 
 
+class OverloadedError(RoutingError):
+    """More requests are being served than ``server.max_inflight`` allows."""
+
+    def __init__(self) -> None:
+        super().__init__("the gateway serves as many requests as it may; try again", retry_after_s=1.0)
+
+
+class DrainingError(RoutingError):
+    """The gateway is shutting down and takes nothing new."""
+
+    def __init__(self) -> None:
+        super().__init__("the gateway is shutting down", retry_after_s=1.0)
+
+
 class ErrorRow(NamedTuple):
     """``public`` says whether the exception's own message may reach the client."""
 
@@ -61,6 +75,8 @@ ERROR_TABLE: dict[type[HeadwayError], ErrorRow] = {
     RoutingError: ErrorRow(503, "server_error", "no_instance", public=True),
     NoInstanceError: ErrorRow(503, "server_error", "no_healthy_instance", public=True),
     RejectedError: ErrorRow(429, "rate_limit_error", "ttft_target_infeasible", public=True),
+    OverloadedError: ErrorRow(429, "rate_limit_error", "max_inflight", public=True),
+    DrainingError: ErrorRow(503, "server_error", "draining", public=True),
     UpstreamError: ErrorRow(502, "server_error", "upstream_error", public=True),
     UpstreamConnectError: ErrorRow(502, "server_error", "upstream_unreachable", public=True),
     UpstreamTimeoutError: ErrorRow(504, "timeout_error", "upstream_timeout", public=True),
@@ -108,6 +124,10 @@ def error_answer(error: BaseException) -> ErrorAnswer:
         headers.append((b"x-headway-reason", error.reason.encode("ascii", "replace")))
         if math.isfinite(error.best_ttft_s):
             headers.append((b"x-headway-best-ttft-ms", b"%.1f" % (error.best_ttft_s * 1e3)))
+    if isinstance(error, OverloadedError):
+        headers.append((b"x-headway-reason", b"max_inflight"))
+    if status == 413 or isinstance(error, DrainingError):
+        headers.append((b"connection", b"close"))
     if isinstance(error, UpstreamError):
         headers.append((b"x-should-retry", b"false"))
     return ErrorAnswer(status, headers, error_body(message, _type_of(row, status), param, code))

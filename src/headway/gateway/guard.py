@@ -43,6 +43,8 @@ class Guard:
     def __init__(self, receive: Receive) -> None:
         self.gone = False
         self._receive = receive
+        self._task: asyncio.Task[Any] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._reason: Exception | None = None
         self._expires_s = float("inf")
         self._limit: Limit = "deadline"
@@ -50,9 +52,7 @@ class Guard:
         self._timer_s = float("inf")
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task: asyncio.Task[Any] | None = task
+        self._task = asyncio.current_task()
         self._watch = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
         return self
 
@@ -64,7 +64,9 @@ class Guard:
     def close(self) -> None:
         """Stop watching: the answer is complete, so the server's own disconnect message means nothing more."""
         self._task = None
-        self._watch.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -94,11 +96,6 @@ class Guard:
             raise cancelled
         self._task.uncancel()
         return ClientGoneError() if self.gone else reason
-
-    def check(self) -> None:
-        """Raise when the client left while nothing was awaited."""
-        if self.gone:
-            raise ClientGoneError
 
     def _fire(self, reason: Exception) -> None:
         if self._task is not None and self._reason is None:

@@ -89,5 +89,9 @@ def named_by_connection(pairs: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes
     return frozenset()
 
 
+def _may_pass(name: bytes, value: bytes) -> bool:
+    return not name.startswith(b"x-headway-") and value.isascii() and value.decode("ascii").isprintable()
+
+
 def _ascii(text: str) -> bytes:
     return text.encode("ascii", "replace")

@@ -139,6 +139,17 @@ def parse_request(endpoint: Endpoint, headers: Headers, body: bytes) -> ClientRe
     )
 
 
+def body_too_large(max_bytes: int) -> RequestError:
+    """The refusal of a body that exceeds ``server.max_body_mb``."""
+    return RequestError(
+        f"the body is larger than {max_bytes / 1e6:g} MB (server.max_body_mb)", status=413, code="request_too_large"
+    )
+
+
+def _both_ends(text: str) -> str:
+    return text if len(text) <= 2 * _PROMPT_END_CHARS else text[:_PROMPT_END_CHARS] + text[-_PROMPT_END_CHARS:]
+
+
 def _max_tokens(endpoint: Endpoint, fields: Mapping[str, object]) -> int | None:
     """The cap of the answer; a value that is no positive count is the upstream's to refuse."""
     for name in endpoint.max_tokens_fields:
@@ -160,19 +171,19 @@ def _priority(fields: Mapping[str, object]) -> int:
 def _targets(headers: Headers, fields: Mapping[str, object]) -> Targets:
     slo, rso = _object(fields, "slo"), _object(fields, "rso")
     ttft = _first(
-        (headers, b"x-slo-ttft-ms", "x-slo-ttft-ms"),
-        (headers, b"x-llm-d-slo-ttft-ms", "x-llm-d-slo-ttft-ms"),
-        (slo, "ttft_ms", "slo.ttft_ms"),
-        (rso, "ttft_slo_ms", "rso.ttft_slo_ms"),
+        (headers.get(b"x-slo-ttft-ms"), "x-slo-ttft-ms"),
+        (headers.get(b"x-llm-d-slo-ttft-ms"), "x-llm-d-slo-ttft-ms"),
+        (slo.get("ttft_ms"), "slo.ttft_ms"),
+        (rso.get("ttft_slo_ms"), "rso.ttft_slo_ms"),
     )
     tpot = _first(
-        (headers, b"x-slo-tpot-ms", "x-slo-tpot-ms"),
-        (headers, b"x-llm-d-slo-tpot-ms", "x-llm-d-slo-tpot-ms"),
-        (slo, "tpot_ms", "slo.tpot_ms"),
-        (rso, "tpot_slo_ms", "rso.tpot_slo_ms"),
+        (headers.get(b"x-slo-tpot-ms"), "x-slo-tpot-ms"),
+        (headers.get(b"x-llm-d-slo-tpot-ms"), "x-llm-d-slo-tpot-ms"),
+        (slo.get("tpot_ms"), "slo.tpot_ms"),
+        (rso.get("tpot_slo_ms"), "rso.tpot_slo_ms"),
     )
-    quality = _first((slo, "quality_min", "slo.quality_min"), (rso, "quality_min", "rso.quality_min"))
-    budget = _first((slo, "max_cost_usd", "slo.max_cost_usd"), (rso, "budget_cost", "rso.budget_cost"))
+    quality = _first((slo.get("quality_min"), "slo.quality_min"), (rso.get("quality_min"), "rso.quality_min"))
+    budget = _first((slo.get("max_cost_usd"), "slo.max_cost_usd"), (rso.get("budget_cost"), "rso.budget_cost"))
     ignored = [f"slo.{key}" for key in slo if key not in ("ttft_ms", "tpot_ms", "quality_min", "max_cost_usd")]
     if tpot is not None:
         _number(*tpot, unit="milliseconds above 0", positive=True)
@@ -194,13 +205,9 @@ def _object(fields: Mapping[str, object], key: str) -> Mapping[str, object]:
     return value
 
 
-def _first(*places: tuple[Mapping[bytes, bytes] | Mapping[str, object], bytes | str, str]) -> tuple[object, str] | None:
+def _first(*places: tuple[object, str]) -> tuple[object, str] | None:
     """(value, name) of the first place that says something."""
-    for mapping, key, name in places:
-        value = mapping.get(key)  # type: ignore[call-overload]
-        if value is not None:
-            return value, name
-    return None
+    return next((place for place in places if place[0] is not None), None)
 
 
 def _number(value: object, name: str, *, unit: str, positive: bool = False, most: float = math.inf) -> float:

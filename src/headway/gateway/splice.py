@@ -61,14 +61,8 @@ def members(body: bytes) -> list[Member]:
             start, name = position, None
 
 
-def splice(
-    body: bytes,
-    *,
-    replace: Mapping[str, bytes],
-    remove: Collection[str] = (),
-    append: Mapping[str, bytes] | None = None,
-) -> bytes:
-    """``body`` with the values of members replaced, members removed, and new ones put at its end.
+def splice(body: bytes, *, put: Mapping[str, bytes], remove: Collection[str] = ()) -> bytes:
+    """``body`` with members set (in place where they are, else at its end) and others removed.
 
     Every member of a name is meant where it is repeated. Values are JSON as bytes.
     """
@@ -77,12 +71,13 @@ def splice(
     for member in found:
         if member.name in remove:
             continue
-        if member.name in replace:
+        if member.name in put:
             before, after = body[member.start : member.value_start], body[member.value_end : member.end]
-            pieces.append(before + replace[member.name] + after)
+            pieces.append(before + put[member.name] + after)
         else:
             pieces.append(body[member.start : member.end])
-    pieces.extend(msgspec.json.encode(name) + b":" + value for name, value in (append or {}).items())
+    present = {member.name for member in found}
+    pieces.extend(msgspec.json.encode(name) + b":" + value for name, value in put.items() if name not in present)
     head = body[: found[0].start if found else body.index(b"{") + 1]
     return head + b",".join(pieces) + body[found[-1].end if found else body.rindex(b"}") :]
 

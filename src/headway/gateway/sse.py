@@ -101,13 +101,13 @@ class EventStream:
         "_drop_usage",
         "_holding",
         "_num_sent",
+        "_overflowed",
         "_scanned",
         "_tail",
         "finished",
         "has_data",
         "has_error",
         "num_content",
-        "num_events",
         "usage",
     )
 
@@ -115,7 +115,6 @@ class EventStream:
         self.has_data = False
         self.has_error = False
         self.finished = False
-        self.num_events = 0
         self.num_content = 0
         self.usage: Usage | None = None
         self._decode = self._read_chat if dialect == "chat" else self._read_responses
@@ -124,32 +123,35 @@ class EventStream:
         self._tail = bytearray()
         self._num_sent = 0  # bytes of the tail that were passed on already
         self._scanned = 0
+        self._overflowed = False
 
     @property
     def inside_event(self) -> bool:
         """Whether the last byte that was passed on stands inside an event."""
-        return self._num_sent > 0
+        return self._num_sent > 0 or self._overflowed
 
     def feed(self, chunk: bytes) -> bytes:
         """Bytes to pass on now: ``chunk`` itself, but for what belongs to a usage event that is being dropped."""
+        if self._overflowed:
+            return chunk
         tail = self._tail
-        if not tail and chunk.endswith((b"\n\n", b"\r\n\r\n")):
-            text: bytes | bytearray = chunk  # the common case: whole events only
-        else:
+        text: bytes | bytearray = chunk
+        if tail or not chunk.endswith((b"\n\n", b"\n\r\n")):  # else whole events only, the common case
             tail += chunk
             text = tail
         out: list[bytes] = []
         start = 0
         for match in _BOUNDARY.finditer(text, self._scanned):
             end = match.end()
-            if not (self._event(bytes(text[start : match.start()])) and self._num_sent == 0):
+            dropped = self._event(bytes(text[start : match.start()])) and self._num_sent == 0
+            if self._drop_usage and not dropped:
                 out.append(bytes(text[start + self._num_sent : end]))
             self._num_sent = 0
             start = end
         if text is tail:
             del tail[:start]
             self._keep_tail(out)
-        return chunk if not self._drop_usage else b"".join(out)
+        return b"".join(out) if self._drop_usage else chunk
 
     def flush(self) -> bytes:
         """What was held back when the stream ended; empty but for a cut usage event."""
@@ -162,14 +164,13 @@ class EventStream:
         self._scanned = max(0, len(tail) - 2)  # a boundary may begin in the last two bytes
         if not self.has_data:
             self.has_data = _FIELD.search(tail) is not None
-        if len(tail) > MAX_EVENT_BYTES:
-            out.append(bytes(tail[self._num_sent :]))
-            tail.clear()
-            self._scanned = 0
-            self._num_sent = 1  # still inside the event
-        elif not self._holding:
+        self._overflowed = len(tail) > MAX_EVENT_BYTES
+        if self._overflowed or not self._holding:
             out.append(bytes(tail[self._num_sent :]))
             self._num_sent = len(tail)
+        if self._overflowed:
+            tail.clear()
+            self._num_sent = 0
 
     def _event(self, event: bytes) -> bool:
         """Take in one event; True when it must not reach the client."""
@@ -181,7 +182,6 @@ class EventStream:
                 return False  # comments only
             data = b"\n".join(line[5:] for line in lines if line.startswith(b"data:"))
         self.has_data = True
-        self.num_events += 1
         data = data.strip()
         if data == b"[DONE]":
             self.finished = True

@@ -1,0 +1,203 @@
+"""The cold routes: what the pool looks like, why a query went where, whether to send traffic here.
+
+Starlette serves these; the hot path never touches it. Nothing here sends a request to an instance, and nothing here
+shows a secret or a prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import headway
+from headway.errors import HeadwayError, RequestError
+from headway.gateway.decisions import decision_as_json
+from headway.gateway.errors import error_answer, error_body
+from headway.gateway.request import CHAT, ENDPOINTS, body_too_large, first_headers, parse_request, request_id
+from headway.gateway.state import READY_GRACE_S, Gateway
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+_OWNER = "headway"
+
+
+def cold_routes(gateway: Gateway) -> Starlette:
+    """The application that serves everything but the routed endpoints."""
+    routes = AdminRoutes(gateway)
+    return Starlette(
+        routes=[
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{name:path}", routes.model),
+            Route("/v1/route", routes.route, methods=["POST"]),
+            Route("/decisions/{id}", routes.decision),
+            Route("/instances", routes.instances),
+            Route("/instances/{id:path}/drain", routes.drain, methods=["POST"]),
+            Route("/metrics", routes.metrics),
+            Route("/health", routes.health),
+            Route("/livez", routes.health),
+            Route("/readyz", routes.ready),
+            Route("/version", routes.version),
+        ],
+        exception_handlers={
+            404: _http_error(404, "no such path", "not_found"),
+            405: _http_error(405, "this path does not take that method", "method_not_allowed"),
+            HeadwayError: _headway_error,
+            Exception: _headway_error,
+        },
+    )
+
+
+class AdminRoutes:
+    """One method per path."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        """What clients may send as ``model``."""
+        data = [self._model(name) for name in self._gateway.model_names]
+        return _json({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        name = request.path_params["name"]
+        self._gateway.candidates_of(name)
+        return _json(self._model(name))
+
+    def _model(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": _OWNER}
+
+    async def route(self, request: Request) -> Response:
+        """Decide and send nothing. Takes the body of any routed endpoint."""
+        gateway = self._gateway
+        headers = first_headers(request.scope["headers"])
+        arrival_s = gateway.clock()
+        body = await self._body(request)
+        endpoint = CHAT
+        try:
+            fields = msgspec.json.decode(body)
+            if isinstance(fields, dict):
+                endpoint = next((e for e in ENDPOINTS.values() if any(key in fields for key in e.prompt_fields)), CHAT)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # parse_request says what is wrong
+        parsed = parse_request(endpoint, headers, body)
+        name = request_id(headers)
+        record, refusal = gateway.decide(gateway.query_of(parsed, name, arrival_s), name)
+        if isinstance(refusal, RequestError):
+            raise refusal
+        return _json(decision_as_json(record))
+
+    async def _body(self, request: Request) -> bytes:
+        body, max_bytes = bytearray(), int(self._gateway.config.server.max_body_mb * 1e6)
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise body_too_large(max_bytes)
+        return bytes(body)
+
+    async def decision(self, request: Request) -> Response:
+        """A recent decision with every candidate's figures."""
+        record = self._gateway.decisions.get(request.path_params["id"])
+        if record is None:
+            raise RequestError("no such decision, or it is too old", status=404, code="decision_not_found")
+        return _json(decision_as_json(record))
+
+    async def instances(self, request: Request) -> Response:
+        """Every instance as the router sees it now."""
+        gateway = self._gateway
+        now = gateway.clock()
+        gateway.feeds.poll(now)
+        gateway.fleet.age(now)
+        return _json(
+            {
+                "config_hash": gateway.config.config_hash,
+                "instances": [self._instance(i) for i in range(len(gateway.fleet.views))],
+            }
+        )
+
+    def _instance(self, index: int) -> dict[str, object]:
+        gateway = self._gateway
+        view = gateway.fleet.views[index]
+        instance, snapshot, engine = view.instance, view.snapshot, view.engine
+        source = gateway.config.instances[index].snapshots
+        gauges = gateway.feeds.gauges.get(instance.id)
+        return {
+            "id": instance.id,
+            "model": instance.model,
+            "engine": instance.engine,
+            "engine_version": None if snapshot is None else snapshot.engine_version,
+            "profile": instance.profile,
+            "healthy": view.healthy,
+            "breaker": gateway.health.breakers[instance.id].state,
+            "draining": view.draining,
+            "outstanding": view.num_outstanding,
+            "estimate": "queueing" if engine is None else "replay",
+            "snapshots": None if source is None else source.shared_memory,
+            "snapshot_sequence": None if snapshot is None else snapshot.sequence,
+            "snapshot_age_s": None if snapshot is None else round(view.snapshot_age_s or 0.0, 6),
+            "stale": view.stale,
+            "problem": gateway.feeds.errors.get(instance.id) or view.problem,
+            "running": None if engine is None else engine.num_running,
+            "waiting": None if engine is None else engine.num_waiting,
+            "gauges": None if gauges is None else msgspec.to_builtins(gauges),
+        }
+
+    async def drain(self, request: Request) -> Response:
+        """Give an instance nothing new (``{"draining": false}`` takes it back)."""
+        gateway = self._gateway
+        name = request.path_params["id"]
+        if name not in gateway.targets:
+            raise RequestError(f"no instance '{name}'", status=404, param="id", code="instance_not_found")
+        body = await self._body(request)
+        try:
+            wanted = msgspec.json.decode(body or b"{}", type=_Drain).draining
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"the body is wrong: {error}", param="draining") from None
+        gateway.fleet.set_draining(name, wanted)
+        return _json({"id": name, "draining": wanted})
+
+    async def metrics(self, request: Request) -> Response:
+        """All metrics in Prometheus text format."""
+        return Response(self._gateway.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def health(self, request: Request) -> Response:
+        """The process lives."""
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether to send traffic here."""
+        reason = self._gateway.not_ready_because()
+        body = {"ready": reason is None, "reason": reason, "grace_s": READY_GRACE_S}
+        return _json(body, 200 if reason is None else 503)
+
+    async def version(self, request: Request) -> Response:
+        """What runs here, under which configuration."""
+        return _json({"version": headway.__version__, "config_hash": self._gateway.config.config_hash})
+
+
+class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+    draining: bool = True
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _http_error(status: int, message: str, code: str) -> Handler:
+    async def handler(request: Request, error: Exception) -> Response:
+        return Response(error_body(message, "invalid_request_error", None, code), status, media_type="application/json")
+
+    return handler
+
+
+async def _headway_error(request: Request, error: Exception) -> Response:
+    answer = error_answer(error)
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(answer.body, answer.status, headers, media_type="application/json")

@@ -1,0 +1,85 @@
+"""The last decisions, each with everything that was weighed, so that "why there?" has an answer afterwards.
+
+Bounded: the oldest go first. It holds figures only; neither prompts nor answers are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+
+from headway.types import Decision, Outcome
+
+#: How many decisions are kept. With 64 instances one weighs about 20 kB.
+MAX_DECISIONS = 1024
+
+
+class DecisionRecord(Struct, kw_only=True):
+    """A decision and what came of it. ``attempt`` counts upstream calls of the same request from 1."""
+
+    id: str
+    request_id: str
+    attempt: int
+    decision: Decision
+    outcome: Outcome | None = None
+
+
+class DecisionStore:
+    """Decisions by id, the newest ``MAX_DECISIONS`` of them."""
+
+    def __init__(self, capacity: int = MAX_DECISIONS) -> None:
+        self._capacity = capacity
+        self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
+
+    def add(self, request_id: str, attempt: int, decision: Decision) -> DecisionRecord:
+        """Keep a decision under a new id."""
+        record = DecisionRecord(id=secrets.token_hex(8), request_id=request_id, attempt=attempt, decision=decision)
+        self._records[record.id] = record
+        if len(self._records) > self._capacity:
+            self._records.popitem(last=False)
+        return record
+
+    def get(self, decision_id: str) -> DecisionRecord | None:
+        """The record of a decision, None when it is unknown or too old."""
+        return self._records.get(decision_id)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
+def decision_as_json(record: DecisionRecord) -> dict[str, object]:
+    """A record as plain JSON values; what has no finite value (a saturated instance's TTFT) is null."""
+    plain = msgspec.to_builtins(record.decision)
+    plain["id"] = record.id
+    plain["request_id"] = record.request_id
+    plain["attempt"] = record.attempt
+    chosen = record.decision.candidate
+    plain["chosen"] = None if chosen is None else chosen.instance_id
+    plain["outcome"] = None if record.outcome is None else msgspec.to_builtins(record.outcome)
+    del plain["query_id"]
+    return _finite(plain)
+
+
+def decision_header(record: DecisionRecord) -> bytes:
+    """The record as compact JSON in ASCII, fit for a header."""
+    return json.dumps(decision_as_json(record), separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def _finite(value: Mapping[str, object]) -> dict[str, object]:
+    return {key: _finite_value(item) for key, item in value.items()}
+
+
+def _finite_value(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return _finite(value)
+    if isinstance(value, (list, tuple)):
+        return [_finite_value(item) for item in value]
+    return value

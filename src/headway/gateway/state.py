@@ -1,0 +1,184 @@
+"""What one gateway holds: router, upstream session, health, state sources, metrics and the decision log.
+
+``app`` starts and stops it, the hot path and the cold routes use it. It refuses to know HTTP: requests come in as
+:class:`~headway.gateway.request.ClientRequest`, errors leave as Headway's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from headway.assembly import build_router, model_card
+from headway.config import Config
+from headway.errors import HeadwayError, RejectedError, RequestError
+from headway.gateway.decisions import DecisionRecord, DecisionStore
+from headway.gateway.feeds import Feeds, poll_gauges_forever, poll_snapshots_forever
+from headway.gateway.guard import Guard
+from headway.gateway.health import HealthBoard, probe_forever
+from headway.gateway.request import ClientRequest
+from headway.gateway.telemetry import OTHER, PoolCollector, Telemetry
+from headway.gateway.token_ratio import TokenRatio
+from headway.gateway.upstream import Upstreams, resolve_targets
+from headway.types import ModelCard, Query
+
+#: How long ``/readyz`` waits for the first snapshot of every instance that is to publish some, seconds.
+READY_GRACE_S = 10.0
+
+
+class Gateway:
+    """One gateway's state.
+
+    Raises:
+        ConfigError: the pool cannot be built, or an API key's environment variable is not set.
+    """
+
+    def __init__(self, config: Config, *, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.clock = clock
+        self.router = build_router(config, seed=seed)
+        self.fleet = self.router.fleet
+        self.targets = resolve_targets(config)
+        self.upstreams = Upstreams()
+        self.health = HealthBoard(
+            self.fleet,
+            failures_to_open=config.resilience.breaker_failures,
+            open_s=config.resilience.breaker_open_s,
+            clock=clock,
+        )
+        self.feeds = Feeds(config, self.router)
+        self.decisions = DecisionStore()
+        self.token_ratio = TokenRatio(model.name for model in config.models)
+        self.telemetry = Telemetry()
+        self.telemetry.registry.register(PoolCollector(self))
+        self.cards: dict[str, ModelCard] = {model.name: model_card(model) for model in config.models}
+        self.draining = False
+        self.num_inflight = 0
+        self.guards: set[Guard] = set()
+        self._aliases = {
+            name: None if alias.candidates == "all" else tuple(alias.candidates)
+            for name, alias in config.aliases.items()
+        }
+        self._models = tuple(model.name for model in config.models)
+        self._started_s = clock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Open the session and begin to watch the pool."""
+        await self.upstreams.open()
+        self._started_s = self.clock()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(poll_snapshots_forever(self.feeds, self.router, self.clock)),
+            loop.create_task(poll_gauges_forever(self.feeds, self.upstreams, self.targets)),
+            loop.create_task(probe_forever(self.health, self.upstreams, self.targets)),
+        ]
+
+    async def stop(self) -> None:
+        """Stop watching and close everything."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self.upstreams.close()
+        self.feeds.close()
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    @property
+    def model_names(self) -> list[str]:
+        """What clients may send as ``model``: aliases, then models."""
+        return [*(name for name in self._aliases if name not in self._models), *self._models]
+
+    def candidates_of(self, name: str) -> tuple[str, ...] | None:
+        """The models behind a name; None means all of them.
+
+        Raises:
+            RequestError: 404, no such model.
+        """
+        if name in self._models:
+            return (name,)
+        if name in self._aliases:
+            return self._aliases[name]
+        known = ", ".join(self.model_names)
+        raise RequestError(
+            f"the model '{name}' does not exist here; known: {known}", status=404, param="model", code="model_not_found"
+        )
+
+    def label_of(self, name: str) -> str:
+        """``name`` as a metric label: itself when it is configured."""
+        return name if name in self._models or name in self._aliases else OTHER
+
+    # ---- decisions -----------------------------------------------------------------------------------------------
+
+    def query_of(
+        self,
+        request: ClientRequest,
+        request_id: str,
+        arrival_s: float,
+        *,
+        spent_s: float = 0.0,
+        excluded: frozenset[str] = frozenset(),
+    ) -> Query:
+        """The router's view of a request; ``spent_s`` is what earlier attempts took from its target."""
+        candidates = self.candidates_of(request.model)
+        targets = request.targets
+        ttft_ms = targets.ttft_ms if targets.ttft_ms is not None else self.config.routing.default_ttft_ms
+        ttft_s = None
+        if ttft_ms is not None:
+            ttft_s = max(ttft_ms / 1e3 - spent_s, 1e-6)
+        return Query(
+            id=request_id,
+            arrival_s=arrival_s,
+            prompt_text=request.prompt_text,
+            prompt_tokens={
+                model: self.token_ratio.tokens(model, request.num_counted_tokens)
+                for model in (self._models if candidates is None else candidates)
+            },
+            max_tokens=request.max_tokens,
+            candidates=candidates,
+            ttft_target_s=ttft_s,
+            quality_min=targets.quality_min,
+            max_cost_usd=targets.max_cost_usd,
+            priority=request.priority,
+            excluded_instances=excluded,
+        )
+
+    def decide(self, query: Query, request_id: str, attempt: int = 1) -> tuple[DecisionRecord, HeadwayError | None]:
+        """The decision, kept in the log, and the router's refusal where there is one."""
+        self.feeds.poll(self.clock())
+        now = self.clock()
+        started_s = time.perf_counter()
+        refusal: HeadwayError | None = None
+        try:
+            decision = self.router.decide(query, now)
+        except HeadwayError as error:
+            refusal, decision = error, self.router.explain(query, now)
+        decision = msgspec.structs.replace(decision, decision_s=time.perf_counter() - started_s)
+        self.telemetry.decided(decision)
+        return self.decisions.add(request_id, attempt, decision), refusal
+
+    # ---- readiness -----------------------------------------------------------------------------------------------
+
+    def not_ready_because(self) -> str | None:
+        """Why no traffic should come here now; None when it may."""
+        if self.draining:
+            return "draining"
+        silent = self.feeds.silent
+        if silent and self.clock() - self._started_s < READY_GRACE_S:
+            return f"waiting up to {READY_GRACE_S:g} s for the first snapshot of {', '.join(sorted(silent))}"
+        return None
+
+
+def rejection_reason(error: HeadwayError) -> str:
+    """A refusal as a metric label."""
+    if isinstance(error, RejectedError):
+        return error.reason
+    if isinstance(error, RequestError):
+        return error.code or "invalid_request"
+    return "no_instance"
