@@ -7,18 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from four_task_mix import NAMES, four_task_mix
 from headway.errors import ProfileError
 from headway.profiles import PROFILE_DIRECTORY, TRUTH_DIRECTORY, load_profile, load_truth, profile_names, truth_names
 from headway.types import StepTime
 
-NAMES = ["h100-qwen3-0.6b", "h100-qwen3-32b", "h100-qwen3-8b"]
 KV_TOKENS = {"h100-qwen3-0.6b": 628_512, "h100-qwen3-8b": 382_304, "h100-qwen3-32b": 298_416}
-# Answer lengths of the four-task mix: factor on the task's median, and the probability per task of a runaway answer.
-LENGTHS = {
-    "h100-qwen3-0.6b": (0.80, (0.03, 0.03, 0.08, 0.08)),
-    "h100-qwen3-8b": (0.90, (0.005, 0.005, 0.012, 0.012)),
-    "h100-qwen3-32b": (1.18, (0.002, 0.002, 0.004, 0.004)),
-}
 
 
 def edited(tmp_path: Path, source: Path, old: str, new: str) -> Path:
@@ -31,7 +25,7 @@ def edited(tmp_path: Path, source: Path, old: str, new: str) -> Path:
 
 def test_every_profile_has_a_truth_of_the_same_name_and_limits() -> None:
     """Each shipped profile can be played against a simulated engine with the same limits and engine version."""
-    assert profile_names() == truth_names() == NAMES
+    assert profile_names() == truth_names() == sorted(NAMES)
     for name in NAMES:
         profile, truth = load_profile(name), load_truth(name)
         assert profile.name == truth.name == name
@@ -53,24 +47,11 @@ def test_the_8b_profile_holds_the_published_figures() -> None:
     assert truth.host_gap_s == (1e-4, 3e-4)
 
 
-def four_task_mix(name: str, size: int = 400_000) -> tuple[np.ndarray, np.ndarray]:
-    """Prompt and answer tokens of the mix the calibration figures are stated for, answers of at most 1,024 tokens."""
-    rng = np.random.default_rng(7)
-    factor, runaway = LENGTHS[name]
-    task = rng.integers(0, 4, size)
-    median, spread = np.array([40, 1400, 9000, 42]), np.array([0.50, 0.22, 0.40, 0.35])
-    lowest, highest = np.array([10, 500, 1500, 10]), np.array([400, 3500, 32768, 300])
-    prompt = np.clip(median[task] * np.exp(spread[task] * rng.standard_normal(size)), lowest[task], highest[task])
-    median, spread = factor * np.array([160, 120, 820, 850]), np.array([0.75, 0.60, 0.35, 0.40])
-    answer = np.clip(median[task] * np.exp(spread[task] * rng.standard_normal(size)), 1, 1024)
-    return prompt, np.where(rng.random(size) < np.array(runaway)[task], 1024, answer)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_calibration_figures_follow_from_the_fit_as_the_file_says(name: str) -> None:
     """Decode step time and service rate can be computed again from the fit and the stated query mix."""
     profile = load_profile(name)
-    prompt, answer = four_task_mix(name)
+    _, prompt, answer = four_task_mix(name, 400_000, np.random.default_rng(7))
     b0, b1, b2, b3 = (profile.step_time.named()[key] for key in ("b0", "b1", "b2", "b3"))
     context = prompt + answer / 2
     mean_context = (answer * context).mean() / answer.mean()
