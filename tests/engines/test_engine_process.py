@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable
 from http.client import HTTPResponse, IncompleteRead
 from itertools import pairwise
@@ -151,3 +152,29 @@ def test_an_address_or_segment_in_use_ends_with_exit_code_1(start_engine: Callab
     assert (ended.returncode, "in use by a running engine" in ended.stderr) == (1, True), ended.stderr
     assert segment_path(engine.segment).exists()
     assert engine.end() == (0, "")
+
+
+BROKEN_ENGINE = """
+import sys
+from headway.engines import process
+from headway.engines.simulated import SimulatedEngine
+from headway.profiles import load_truth
+
+def broken(self):
+    raise ArithmeticError("no next step")
+
+SimulatedEngine.begin = broken
+process.serve(process.EngineOptions(
+    truth=load_truth("h100-qwen3-8b"), model="m", host="127.0.0.1", port=0, segment=sys.argv[1], seed=0, time_scale=1.0
+))
+"""
+
+
+def test_an_engine_whose_steps_fail_does_not_serve_on() -> None:
+    """When the step loop breaks, the process ends with an error and takes its segment along."""
+    segment = f"headway-test-{uuid.uuid4().hex}"
+    command = [sys.executable, "-c", BROKEN_ENGINE, segment]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "no next step" in ended.stderr
+    assert not segment_path(segment).exists()
