@@ -41,7 +41,9 @@ def core(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     json
         Print one JSON object instead of a table.
     """
-    program = Path(__file__).parent.parent / "_bench_core"
+    from headway import _core
+
+    program = Path(_core.__file__ or "").with_name("_bench_core")  # installed beside the native module
     if not program.exists():
         raise HeadwayError(f"{program.name} is missing: build the native core with `make build`")
     instructions, reason = _count_instructions(program)

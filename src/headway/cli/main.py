@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 import headway
 from headway.errors import ConfigError, DatasetError, EngineInputError, HeadwayError
@@ -18,19 +18,25 @@ app = App(
     help="Route every LLM query to the model instance that gives the most useful answer in time.",
     version=headway.__version__,
 )
-app.command("headway.cli.demo:demo", name="demo")
-app.command("headway.cli.serve:serve", name="serve")
-app.command("headway.cli.validate:validate", name="validate")
-app.command("headway.cli.route:route", name="route")
-app.command("headway.cli.engine:engine", name="engine")
-app.command("headway.cli.bench:app", name="bench")
-app.command("headway.cli.version:version", name="version")
+_VERBS = {
+    "demo": ("headway.cli.demo:demo", "Run a mixed pool of simulated engines under several policies and compare them."),
+    "serve": ("headway.cli.serve:serve", "Serve the OpenAI-compatible gateway described by a configuration file."),
+    "validate": ("headway.cli.validate:validate", "Check a configuration file and say what is wrong, and where."),
+    "route": ("headway.cli.route:route", "Explain where one prompt would go on the live pool, and why."),
+    "engine": ("headway.cli.engine:engine", "Run one simulated OpenAI-compatible engine."),
+    "bench": ("headway.cli.bench:app", "Measure what the core costs."),
+    "version": ("headway.cli.version:version", "Print the versions of Headway, its core, Python and the platform."),
+}
+for _name, (_target, _help) in _VERBS.items():
+    app.command(_target, name=_name, help=_help)
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
     try:
         code = app(exit_on_error=False, print_error=True, result_action="return_value")
+    except CycloptsError:  # already printed, with what would have been right
+        sys.exit(2)
     except (ConfigError, DatasetError, EngineInputError) as error:
         print(f"headway: {error}", file=sys.stderr)
         sys.exit(2)
