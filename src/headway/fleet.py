@@ -8,14 +8,14 @@ reads no clock, and refuses to present a missing or stale state as a fresh one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from headway._core import EngineGroup, ReplayedEngine, batch_time_s
 from headway.errors import EngineInputError
-from headway.types import EngineRequest, EngineState, Instance, Snapshot, SnapshotRequest
+from headway.types import EngineRequest, EngineState, Instance, Snapshot, SnapshotRequest, StepTime
 
 #: Output tokens expected of a request of which nothing is known.
 DEFAULT_OUTPUT_TOKENS = 256.0
@@ -75,9 +75,10 @@ class InstanceView:
         self.ledger: dict[str, LedgerEntry] = {}
         self.released: dict[str, float] = {}
         self.aged_to_s = 0.0
-        self.batch_end_s = 0.0
+        self.fresh_until_s = 0.0
         self.snapshot_is_new = False
         self.rate_at_s = 0.0
+        self.ledger_ids: dict[str, str | None] = {}  # engine id -> ledger id, of the requests last shown
 
     def arrival_rate_at(self, now: float) -> float:
         """Bookings per second, averaged over the last ten seconds or so; fades while nothing is booked."""
@@ -187,7 +188,7 @@ class FleetView:
 
     def age(self, now: float) -> None:
         """Replay every engine to ``now``, from its newest snapshot where one has come in."""
-        members_changed = False
+        members_changed = self._group is None
         for view in self.views:
             snapshot = view.snapshot
             if snapshot is None:
@@ -196,14 +197,15 @@ class FleetView:
             if view.snapshot_is_new:
                 self._rebuild(view, snapshot, now)
             view.snapshot_age_s = max(now - snapshot.engine_s, 0.0)
-            view.stale = self._is_stale(view, snapshot, now)
-            if view.stale:
-                view.engine = None
-                view.snapshot_is_new = True  # replay it anew should it turn out to be right
-            elif view.engine is not None:
+            if now > view.fresh_until_s and self._is_overdue(view, snapshot, now):
+                view.stale, view.engine = True, None
+            elif view.stale:
+                view.stale = False
+                self._rebuild(view, snapshot, now)
+            elif now > view.aged_to_s:
                 self._advance(view, now)
             members_changed |= had_engine != (view.engine is not None)
-        if members_changed or self._group is None:
+        if members_changed:
             self._regroup()
 
     def first_tokens(
@@ -238,10 +240,8 @@ class FleetView:
         engines = [view.engine for view in self.views if view.engine is not None]
         self._group = EngineGroup(engines)
 
-    def _is_stale(self, view: InstanceView, snapshot: Snapshot, now: float) -> bool:
-        # An idle engine has nothing to publish, and a long batch ends when it ends: only silence beyond that counts.
-        if now - max(snapshot.engine_s, view.batch_end_s) <= self._stale_after_s:
-            return False
+    def _is_overdue(self, view: InstanceView, snapshot: Snapshot, now: float) -> bool:
+        # An idle engine has nothing to publish: its silence counts once a request sent to it should have shown.
         if snapshot.running or snapshot.waiting:
             return True
         return any(
@@ -255,13 +255,14 @@ class FleetView:
 
     def _rebuild(self, view: InstanceView, snapshot: Snapshot, now: float) -> None:
         view.snapshot_is_new = False
+        start_s = snapshot.engine_s if snapshot.batch_start_s is None else snapshot.batch_start_s
+        view.fresh_until_s = snapshot.engine_s + self._stale_after_s
         step_time = view.instance.step_time
         if step_time is None:
             return  # a state without a step time cannot be replayed
-        for request_id in [key for key, at_s in view.released.items() if now - at_s > _REMEMBER_RELEASED_S]:
-            del view.released[request_id]
+        _forget_before(view.released, now - _REMEMBER_RELEASED_S)
         try:
-            state, batch_s = self._complete(view, snapshot)
+            state = self._complete(view, snapshot, step_time)
             if view.engine is None:
                 view.engine = ReplayedEngine.from_state(state, step_time)
             else:
@@ -269,15 +270,14 @@ class FleetView:
         except EngineInputError as error:
             view.engine, view.problem = None, f"snapshot {snapshot.sequence} cannot be replayed: {error}"
             return
-        start_s = snapshot.engine_s if snapshot.batch_start_s is None else snapshot.batch_start_s
         view.aged_to_s = start_s
-        view.batch_end_s = start_s + batch_s
+        view.fresh_until_s = max(snapshot.engine_s, start_s + state.residual_s) + self._stale_after_s
         for entry in view.ledger.values():
-            seen = entry.engine_id is not None
             ended = entry.first_token_s is not None and snapshot.engine_s > entry.first_token_s
-            if not seen and not ended:
+            if entry.engine_id is None and not ended:
                 self._advance(view, min(entry.booked_s, now))
                 self._submit(view, entry)
+        self._advance(view, now)
 
     def _submit(self, view: InstanceView, entry: LedgerEntry) -> None:
         if view.engine is None:
@@ -295,47 +295,62 @@ class FleetView:
         except EngineInputError as error:  # it stays in the ledger: the instance has it, only the replay has not
             view.problem = f"request {entry.request_id} cannot be replayed: {error}"
 
-    def _complete(self, view: InstanceView, snapshot: Snapshot) -> tuple[EngineState, float]:
-        """The state at the end of the batch in flight, that being the residual, and the batch's duration.
+    def _complete(self, view: InstanceView, snapshot: Snapshot, step_time: StepTime) -> EngineState:
+        """The state at the end of the batch in flight, whose duration is the residual.
 
         vLLM raises ``num_computed_tokens`` in ``schedule()`` but appends the output in the update: a request whose
         computed tokens equal its tokens gets one output here, and those that thereby end leave with their blocks.
         """
-        limits = snapshot.limits
+        self._match_ledger(view, snapshot)
+        max_model_len = snapshot.limits.max_model_len
         chunks: list[tuple[int, int, bool]] = []
         free_blocks = snapshot.free_blocks
         running: list[EngineRequest] = []
         for r in snapshot.running:
             output_tokens = r.output_tokens
+            tokens = r.prompt_tokens + output_tokens
             if r.scheduled_tokens > 0:
                 context = r.computed_tokens - r.scheduled_tokens
-                tokens = r.prompt_tokens + output_tokens
                 chunks.append((r.scheduled_tokens, context, output_tokens > 0 and context == tokens - 1))
                 if r.computed_tokens == tokens:
                     output_tokens += 1
-            ended = 0 < r.max_tokens <= output_tokens or r.prompt_tokens + output_tokens >= limits.max_model_len
-            if ended or self._is_released(view, r):
+                    tokens += 1
+            ended = 0 < r.max_tokens <= output_tokens or tokens >= max_model_len
+            if ended or view.ledger_ids[r.request_id] in view.released:
                 free_blocks += r.num_blocks
             else:
                 running.append(self._resident(view, r, output_tokens))
-        waiting = [self._resident(view, r, r.output_tokens) for r in snapshot.waiting if not self._is_released(view, r)]
-        step_time = view.instance.step_time
-        batch_s = batch_time_s(step_time, chunks) if chunks and step_time is not None else 0.0
-        state = EngineState(
-            limits=limits, running=running, waiting=waiting, residual_s=batch_s, free_blocks=free_blocks
+        waiting = [
+            self._resident(view, r, r.output_tokens)
+            for r in snapshot.waiting
+            if view.ledger_ids[r.request_id] not in view.released
+        ]
+        return EngineState(
+            limits=snapshot.limits,
+            running=running,
+            waiting=waiting,
+            residual_s=batch_time_s(step_time, chunks) if chunks else 0.0,
+            free_blocks=free_blocks,
         )
-        return state, batch_s
 
-    def _is_released(self, view: InstanceView, r: SnapshotRequest) -> bool:
-        return bool(view.released) and _ledger_id(r.request_id, view.released) is not None
+    def _match_ledger(self, view: InstanceView, snapshot: Snapshot) -> None:
+        """Find the ledger's names of the requests shown; names once found are kept while they are shown."""
+        known, found = view.ledger_ids, {}
+        for r in (*snapshot.running, *snapshot.waiting):
+            engine_id = r.request_id
+            ledger_id = known.get(engine_id)
+            if ledger_id is None:
+                ledger_id = _ledger_id(engine_id, view.ledger, view.released)
+                entry = view.ledger.get(ledger_id) if ledger_id is not None else None
+                if entry is not None:
+                    entry.engine_id = engine_id
+            found[engine_id] = ledger_id
+        view.ledger_ids = found
 
     def _resident(self, view: InstanceView, r: SnapshotRequest, output_tokens: int) -> EngineRequest:
-        predicted_tokens = self._default_output_tokens
-        ledger_id = _ledger_id(r.request_id, view.ledger)
-        if ledger_id is not None:
-            entry = view.ledger[ledger_id]
-            entry.engine_id = r.request_id
-            predicted_tokens = entry.predicted_output_tokens
+        ledger_id = view.ledger_ids[r.request_id]
+        entry = view.ledger.get(ledger_id) if ledger_id is not None else None
+        predicted_tokens = self._default_output_tokens if entry is None else entry.predicted_output_tokens
         return EngineRequest(
             request_id=r.request_id,
             prompt_tokens=r.prompt_tokens,
@@ -349,19 +364,26 @@ class FleetView:
         )
 
 
-def _ledger_id(engine_id: str, ledger: dict[str, LedgerEntry] | dict[str, float]) -> str | None:
+def _forget_before(released: dict[str, float], before_s: float) -> None:
+    """Drop the releases older than ``before_s``; they stand in the order of their time."""
+    while released:
+        request_id = next(iter(released))
+        if released[request_id] >= before_s:
+            return
+        del released[request_id]
+
+
+def _ledger_id(engine_id: str, *ledgers: Container[str]) -> str | None:
     """The ledger's name of a request that the engine calls ``cmpl-<name>-0`` or the like."""
-    if engine_id in ledger:
-        return engine_id
     name = engine_id
     for prefix in _ENGINE_ID_PREFIXES:
         if name.startswith(prefix):
             name = name[len(prefix) :]
             break
-    while name:
-        if name in ledger:
-            return name
-        name = name.rpartition("-")[0]
+    for candidate in (engine_id, name, name.rpartition("-")[0], name.rpartition("-")[0].rpartition("-")[0]):
+        for ledger in ledgers:
+            if candidate in ledger:
+                return candidate
     return None
 
 
