@@ -36,6 +36,7 @@ def serve(
     import gc
 
     from headway.config import load_config
+    from headway.errors import ConfigError
     from headway.gateway import log
     from headway.gateway.server import Server, listen
     from headway.gateway.state import Gateway
@@ -45,6 +46,10 @@ def serve(
         gc.collect()
         gc.freeze()  # what start-up made lives as long as the process: no collection needs to look at it again
 
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"must be between 0 and 65535, not {port}", key="--port")
+    if seed < 0:
+        raise ConfigError(f"must be at least 0, not {seed}", key="--seed")
     loaded = load_config(config)
     log.configure(log_level)
     gateway = Gateway(loaded, seed=seed)

@@ -72,10 +72,9 @@ class Attempt:
         self.target = self.gateway.targets[candidate.instance_id]
         self.ledger_id = self._free_id(exchange.request_id, number)
         self.saw_body = False
-        self.inside_event = False
+        self.stream: EventStream | None = None
         self.first_token_s: float | None = None
         self.usage: Usage | None = None
-        self.num_content = 0
         self.http_status: int | None = None
         self.outcome: Outcome | None = None
         self._status: OutcomeStatus = "error"
@@ -171,9 +170,13 @@ class Attempt:
     def _settle(self) -> None:
         """Release the ledger entry by way of the outcome, once, and say what it means for the instance's health."""
         now = self.gateway.clock()
-        began = self.usage is not None or self.num_content > 0
-        prompt_tokens = self.usage.prompt_tokens if self.usage else self.candidate.prompt_tokens
-        output_tokens = self.usage.output_tokens if self.usage else self.num_content
+        stream, usage = self.stream, self.usage
+        if stream is not None:
+            usage = stream.usage
+        num_content = 0 if stream is None else stream.num_content
+        began = usage is not None or num_content > 0
+        prompt_tokens = usage.prompt_tokens if usage is not None else self.candidate.prompt_tokens
+        output_tokens = usage.output_tokens if usage is not None else num_content
         card = self.gateway.cards[self.candidate.model]
         self.outcome = self.record.outcome = Outcome(
             query_id=self.ledger_id,
@@ -196,10 +199,8 @@ class Attempt:
                 self.candidate.instance_id, self.ledger_id, unreachable=self._health == "unreachable"
             )
         self.gateway.telemetry.attempted(self.outcome, self.candidate.model)
-        if self.usage is not None:
-            self.gateway.token_ratio.observe(
-                self.candidate.model, self.request.num_counted_tokens, self.usage.prompt_tokens
-            )
+        if usage is not None:
+            self.gateway.token_ratio.observe(self.candidate.model, self.request.num_counted_tokens, usage.prompt_tokens)
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
@@ -259,42 +260,59 @@ class Attempt:
         self._end("ok" if status < 300 else "error", "sound")
 
     async def _relay_events(self, response: aiohttp.ClientResponse) -> None:
-        """Pass a stream on as it comes. The answer begins with the first byte that is no comment.
+        """Pass a stream on as it comes."""
+        self.stream = stream = EventStream(self.request.endpoint.dialect, drop_usage=self._injects_usage)
+        if await self._begin_stream(response, stream):
+            await self._continue_stream(response.content, stream)
+        if not stream.finished and not stream.has_error:
+            if not self.saw_body:
+                name = self.target.instance_id
+                raise UpstreamProtocolError(f"instance '{name}' ended its answer before it began", instance_id=name)
+            raise self._interrupted("ended its stream without an end mark")
+        await self.exchange.end_stream(stream.flush())
+
+    async def _begin_stream(self, response: aiohttp.ClientResponse, stream: EventStream) -> bool:
+        """Begin the answer with the first byte that is no comment; False when the upstream's ended without one.
 
         Until then a real status can still be given: comments that came before are held back, then passed on first.
         """
-        exchange, guard, clock = self.exchange, self.exchange.guard, self.gateway.clock
-        idle_timeout_s = self.gateway.config.resilience.idle_timeout_s
-        stream = EventStream(self.request.endpoint.dialect, drop_usage=self._injects_usage)
         held = b""
         while chunk := await self._read(response):
-            now = clock()
-            out = stream.feed(chunk)
-            self.inside_event = stream.inside_event
-            if self.num_content != stream.num_content:
-                if self.num_content == 0:
+            held += stream.feed(chunk)
+            if stream.has_data:
+                now = self.gateway.clock()
+                self.exchange.guard.limit("idle", now + self.gateway.config.resilience.idle_timeout_s)
+                self.exchange.received()
+                if stream.num_content:
                     self._first_token(now)
-                self.num_content = stream.num_content
-            if exchange.started:
-                guard.push(now + idle_timeout_s)
+                await self.exchange.start_stream(response.status, client_headers(response.raw_headers))
+                await self.exchange.send_body(held)
+                return True
+        return False
+
+    async def _continue_stream(self, content: aiohttp.StreamReader, stream: EventStream) -> None:
+        """The hot loop: read, look, pass on."""
+        send, push, clock, feed = self.exchange.send, self.exchange.guard.push, self.gateway.clock, stream.feed
+        idle_timeout_s = self.gateway.config.resilience.idle_timeout_s
+        failure: Exception | None = None
+        while True:
+            try:
+                chunk = await content.readany()
+            except (aiohttp.ClientError, OSError) as error:
+                # What came in before the break is still in the buffer, behind the exception: it is the client's.
+                failure, chunk = error, content._read_nowait(-1)
+            if chunk:
+                now = clock()
+                push(now + idle_timeout_s)
+                out = feed(chunk)
+                if self.first_token_s is None and stream.num_content:
+                    self._first_token(now)
                 if out:
-                    await exchange.send_body(out)
-            elif stream.has_data:
-                guard.limit("idle", now + idle_timeout_s)
-                exchange.received()
-                await exchange.start_stream(response.status, client_headers(response.raw_headers))
-                await exchange.send_body(held + out)
-            else:
-                held += out
-            self.usage = stream.usage
-        if not stream.finished and not stream.has_error:
-            if not self.saw_body:
-                raise UpstreamProtocolError(
-                    f"instance '{self.target.instance_id}' ended its answer before it began",
-                    instance_id=self.target.instance_id,
-                )
-            raise self._interrupted("ended its stream without an end mark")
-        await exchange.end_stream(stream.flush())
+                    await send({"type": "http.response.body", "body": out, "more_body": True})
+            if failure is not None:
+                raise self._interrupted("broke off its answer") from failure
+            if not chunk:
+                return
 
     def _first_token(self, now: float) -> None:
         self.first_token_s = now
@@ -330,11 +348,9 @@ class Attempt:
         return b"".join(parts)
 
     def _interrupted(self, what: str) -> UpstreamInterruptedError:
-        name = self.target.instance_id
+        name, num_content = self.target.instance_id, 0 if self.stream is None else self.stream.num_content
         return UpstreamInterruptedError(
-            f"instance '{name}' {what} after {self.num_content} content events",
-            instance_id=name,
-            num_tokens=self.num_content,
+            f"instance '{name}' {what} after {num_content} content events", instance_id=name, num_tokens=num_content
         )
 
     async def _read_refusal(self, response: aiohttp.ClientResponse) -> bytes:

@@ -51,7 +51,7 @@ class Exchange:
         self.guard = Guard(receive)
         self.started = False
         self.deadline_s = 0.0
-        self._receive, self._send = receive, send
+        self._receive, self.send = receive, send
         self._arrival_s = gateway.clock()
         self._request: ClientRequest | None = None
         self._record: DecisionRecord | None = None
@@ -203,8 +203,8 @@ class Exchange:
         headers = [*headers, (b"content-length", b"%d" % len(body)), *self._own_headers()]
         self.started = True
         self._status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
         self.guard.close()
 
     async def start_stream(self, status: int, headers: HeaderList) -> None:
@@ -213,15 +213,15 @@ class Exchange:
         own = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *self._own_headers()]
         self.started = True
         self._status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": kept + own})
+        await self.send({"type": "http.response.start", "status": status, "headers": kept + own})
 
     async def send_body(self, chunk: bytes) -> None:
         """Pass bytes of a stream on."""
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def end_stream(self, chunk: bytes) -> None:
         """Pass the last bytes of a stream on and end it."""
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
+        await self.send({"type": "http.response.body", "body": chunk, "more_body": False})
         self.guard.close()
 
     def _own_headers(self) -> HeaderList:
@@ -247,7 +247,9 @@ class Exchange:
         answer = error_answer(error)
         if self.started:
             self._status = answer.status
-            inside_event = self._attempt is not None and self._attempt.inside_event
+            inside_event = (
+                self._attempt is not None and self._attempt.stream is not None and self._attempt.stream.inside_event
+            )
             await self.end_stream((b"\n\n" if inside_event else b"") + error_event(error))
             return
         self.received()

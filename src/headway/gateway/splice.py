@@ -19,6 +19,7 @@ _TOP = re.compile(rb"[{}\[\],:]|" + _STRING, re.DOTALL)
 _SKIP = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+", re.DOTALL)
 _SPACE = b" \t\r\n"
 _OPENING = b"{["
+_BRACKETS = b"{}[]"
 _decode_text = msgspec.json.Decoder(str).decode
 
 
@@ -88,7 +89,7 @@ def _end_of_nested(body: bytes, position: int) -> int:
     while depth:
         match = _SKIP.match(body, position)
         position = (match.end() if match else position) + 1
-        if position > len(body):
+        if position > len(body) or body[position - 1] not in _BRACKETS:
             raise ValueError("the bytes hold no complete JSON object")
         depth += 1 if body[position - 1] in _OPENING else -1
     return position

@@ -136,7 +136,11 @@ class EventStream:
             return chunk
         tail = self._tail
         text: bytes | bytearray = chunk
-        if tail or not chunk.endswith((b"\n\n", b"\n\r\n")):  # else whole events only, the common case
+        if not tail:
+            end = chunk.find(b"\n\n")
+            if end > 0 and end == len(chunk) - 2 and b"\r" not in chunk:  # one whole event, by far the most common
+                return b"" if self._event(chunk[:end]) else chunk
+        if tail or not chunk.endswith((b"\n\n", b"\n\r\n")):
             tail += chunk
             text = tail
         out: list[bytes] = []
@@ -182,8 +186,7 @@ class EventStream:
                 return False  # comments only
             data = b"\n".join(line[5:] for line in lines if line.startswith(b"data:"))
         self.has_data = True
-        data = data.strip()
-        if data == b"[DONE]":
+        if data.endswith(b"[DONE]") and data.strip() == b"[DONE]":
             self.finished = True
             return False
         try:
@@ -237,7 +240,8 @@ class EventStream:
 
 
 def _filled(raw: Raw) -> bool:
-    return bool(raw) and bytes(raw) not in _EMPTY
+    length = len(raw)
+    return length > 4 or (length > 0 and bytes(raw) not in _EMPTY)
 
 
 def _usage(raw: Raw) -> Usage | None:
