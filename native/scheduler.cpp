@@ -373,8 +373,8 @@ bool Scheduler::schedule_running_in_bulk() {
   int64_t wanted = num_on_clock_;
   for (const int32_t slot : tracked_) wanted += chunk_limit(request(slot), request(slot).computed);
   if (wanted > budget_) {
-    const bool decodes_come_first = num_on_clock_ == 0 || last_clock_order_ < request(tracked_.front()).order;
-    if (num_on_clock_ > budget_ || (num_on_clock_ > 0 && tracked_.empty()) || !decodes_come_first) return false;
+    if (num_on_clock_ > budget_ || tracked_.empty()) return false;
+    if (num_on_clock_ > 0 && last_clock_order_ > request(tracked_.front()).order) return false;
   }
   int64_t budget = budget_ - num_on_clock_;
   int64_t blocks_needed = num_clock_blocks_due(clock_);
