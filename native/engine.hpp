@@ -34,7 +34,7 @@ class Engine {
   // One step (after the batch in flight, if any). Returns its duration; 0 when there was nothing to do.
   double step();
   // Lets time pass and returns the number of steps started. The batch in flight at the end is completed, its
-  // remaining time becomes the residual; exactly at a boundary no new step is started.
+  // remaining time becomes the residual; exactly at a boundary no new step is started. A livelocked engine stands still.
   int64_t advance(double seconds);
 
   // First token of a newcomer (without outputs). O(1) while the residents stay the same, under fcfs.

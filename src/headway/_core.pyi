@@ -40,7 +40,8 @@ class ReplayedEngine:
     def step(self) -> TokenBatch: ...
     def advance(self, seconds: float) -> int:
         """Let time pass; returns the number of steps started. A batch still in flight at the end is completed and
-        its remaining time stands in ``residual_s``."""
+        its remaining time stands in ``residual_s``. An engine whose requests preempt each other in a cycle without an
+        output stands still."""
     def clone(self) -> ReplayedEngine: ...
     def state(self) -> EngineState: ...
     @property
