@@ -66,11 +66,11 @@ def random_workload(seed: int, *, max_steps: int = 400) -> Workload:
     rng = random.Random(f"workload {seed}")
     max_model_len = rng.choice([64, 128, 256, 512])
     block_size = rng.choice([1, 2, 8, 16, 16, 32])
-    chunked_prefill = rng.random() < 0.75
+    chunked_prefill = rng.random() < 0.7
     max_num_seqs = rng.choice([1, 2, 4, 8, 16, 16, 32])
     budget = max(max_num_seqs, rng.choice([8, 16, 48, 64, 128, 256]))
     if not chunked_prefill:
-        budget = max_model_len + rng.choice([0, 0, 7, max_model_len])
+        budget = max_model_len + rng.choice([0, 0, 0, 7])
     # Blocks for one full-length request always exist (as vLLM checks at start), but for a few engines short of them.
     full = blocks_for(max_model_len, block_size)
     num_blocks = 1 + full + rng.choice([0, 1, full // 2, full, 2 * full, 12 * full])
@@ -118,8 +118,11 @@ def _workload_request(rng: random.Random, number: int, longest_prompt: int, typi
     )
 
 
-def random_case(seed: int, *, policy: SchedulingPolicy | None = None) -> Case:
-    """A random state between steps and a newcomer that the limits allow."""
+def random_case(seed: int, *, policy: SchedulingPolicy | None = None, ties: bool = True) -> Case:
+    """A random state between steps and a newcomer that the limits allow.
+
+    ``ties`` allows equal arrivals: the order of submission then decides, which no later state of the engine shows.
+    """
     rng = random.Random(f"state {seed}")
     num_running, num_waiting = rng.choice([(4, 0), (8, 4), (8, 4), (24, 0), (24, 12), (60, 0), (50, 40)])
     num_running = rng.randint(0, num_running)
@@ -127,8 +130,16 @@ def random_case(seed: int, *, policy: SchedulingPolicy | None = None) -> Case:
     longest_prompt = rng.choice([8, 60, 60, 400, 400, 2000])
     longest_rest = rng.choice([1, 10, 10, 40, 40, 150])
     block_size = rng.choice([1, 4, 16, 16, 16, 64])
-    running = [_resident(rng, f"r{i}", longest_prompt, longest_rest, block_size) for i in range(num_running)]
-    waiting = [_waiter(rng, f"w{i}", longest_prompt, longest_rest, block_size) for i in range(num_waiting)]
+    # Mostly distinct arrivals; sometimes ties, sometimes none at all (each then counts as after those before it).
+    arrival_choices = rng.choice([None, None, None, [None], [1.0, 2.0, 3.0], [None, 1.0, 2.0]])
+    if not ties and arrival_choices != [None]:
+        arrival_choices = None
+
+    def arrival() -> float | None:
+        return rng.uniform(0.0, 100.0) if arrival_choices is None else rng.choice(arrival_choices)
+
+    running = [_resident(rng, f"r{i}", longest_prompt, longest_rest, block_size, arrival()) for i in range(num_running)]
+    waiting = [_waiter(rng, f"w{i}", longest_prompt, longest_rest, arrival()) for i in range(num_waiting)]
     newcomer = EngineRequest(
         request_id="newcomer",
         prompt_tokens=rng.randint(1, longest_prompt),
@@ -194,7 +205,9 @@ def _final_blocks(request: EngineRequest, max_model_len: int, block_size: int) -
     return blocks_for(min(request.prompt_tokens + target, max_model_len), block_size)
 
 
-def _resident(rng: random.Random, name: str, longest_prompt: int, longest_rest: int, block_size: int) -> EngineRequest:
+def _resident(  # noqa: PLR0917
+    rng: random.Random, name: str, longest_prompt: int, longest_rest: int, block_size: int, arrival_s: float | None
+) -> EngineRequest:
     """A running request: decoding, half prefilled, or half recomputed."""
     prompt = rng.randint(1, longest_prompt)
     output = rng.choice([0, 1, rng.randint(0, 300)])
@@ -213,12 +226,14 @@ def _resident(rng: random.Random, name: str, longest_prompt: int, longest_rest: 
         target_output_tokens=max(1, output + (0 if rng.random() < 0.05 else rng.randint(1, longest_rest))),
         max_tokens=rng.choice([None, None, output + rng.randint(1, 200)]),
         priority=rng.randint(-2, 2),
-        arrival_s=rng.uniform(0.0, 100.0),
+        arrival_s=arrival_s,
         num_blocks=blocks_for(computed, block_size) + excess if excess or rng.random() < 0.5 else None,
     )
 
 
-def _waiter(rng: random.Random, name: str, longest_prompt: int, longest_rest: int, block_size: int) -> EngineRequest:
+def _waiter(
+    rng: random.Random, name: str, longest_prompt: int, longest_rest: int, arrival_s: float | None
+) -> EngineRequest:
     """A waiting request: new, preempted with its outputs kept, or (rarely) holding computed blocks."""
     prompt = rng.randint(1, longest_prompt)
     output = rng.randint(1, 60) if rng.random() < 0.3 else 0
@@ -230,5 +245,5 @@ def _waiter(rng: random.Random, name: str, longest_prompt: int, longest_rest: in
         output_tokens=output,
         target_output_tokens=output + rng.randint(1, longest_rest),
         priority=rng.randint(-2, 2),
-        arrival_s=rng.uniform(0.0, 100.0),
+        arrival_s=arrival_s,
     )

@@ -10,6 +10,7 @@ It refuses to check its input; ``headway.types`` and the native core do.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -93,7 +94,8 @@ class ReferenceEngine:
     def _admit(self, request: EngineRequest) -> Resident:
         arrival_s = request.arrival_s
         if arrival_s is None:
-            arrival_s = max((resident.key[1] for resident in self.running + self.waiting), default=-math.inf)
+            latest_s = max((resident.key[1] for resident in self.running + self.waiting), default=-math.inf)
+            arrival_s = math.nextafter(latest_s, sys.float_info.max)  # strictly after all present
         held = request.num_blocks
         if held is None:
             held = -(-request.computed_tokens // self.limits.block_size)

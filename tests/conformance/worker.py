@@ -1,4 +1,4 @@
-"""Drives the real vLLM scheduler through workloads read from standard input; one record per workload on standard output.
+"""Drives the real vLLM scheduler through workloads from standard input; one record per workload on standard output.
 
 Runs inside the conformance environment (torch and vLLM, no Headway): plain JSON lines in and out keep the two sides
 apart. No model is loaded: a directory with a ``config.json`` satisfies the configuration, and the "model runner" gives

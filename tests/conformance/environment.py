@@ -1,0 +1,77 @@
+"""Makes the environment of the real scheduler, once per content of ``requirements/conformance.txt``.
+
+It lies in a cache directory outside the clone (``HEADWAY_CACHE``, else ``XDG_CACHE_HOME``, else ``~/.cache``), because
+torch and vLLM take 1.8 GB and do not change with the code. A marker file is written last, so an installation that was
+cut short is done again, and a lock keeps two runs from installing at once. It never touches the caller's environment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).parents[2] / "requirements" / "conformance.txt"
+
+
+def cache_directory() -> Path:
+    """Where Headway keeps what is expensive to make."""
+    root = os.environ.get("HEADWAY_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "headway"
+
+
+def environment_directory() -> Path:
+    """The directory of the environment that these requirements and this Python make."""
+    key = REQUIREMENTS.read_bytes() + sys.version.encode()
+    return cache_directory() / f"conformance-{hashlib.sha256(key).hexdigest()[:16]}"
+
+
+def ensure_environment() -> Path:
+    """The environment's Python, installed first where needed.
+
+    Raises:
+        SystemExit: an installation step failed; pip has said why.
+    """
+    directory = environment_directory()
+    python, marker = directory / "bin" / "python", directory / ".complete"
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(directory.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not marker.exists():
+            print(f"installing the real scheduler into {directory} (once, 1.8 GB)", file=sys.stderr, flush=True)
+            shutil.rmtree(directory, ignore_errors=True)
+            install(directory, python)
+            marker.touch()
+    return python
+
+
+def install(directory: Path, python: Path) -> None:
+    """A new virtual environment with torch, then everything else pinned and without dependencies."""
+    torch = next(line for line in REQUIREMENTS.read_text().splitlines() if line.startswith("torch=="))
+    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
+    for command in (
+        [sys.executable, "-m", "venv", str(directory)],
+        [*pip, "--constraint", str(REQUIREMENTS), torch],
+        [*pip, "--no-deps", "--requirement", str(REQUIREMENTS)],
+    ):
+        done = subprocess.run(command, check=False, env=clean_environment(directory), stdout=sys.stderr)
+        if done.returncode != 0:
+            raise SystemExit(f"conformance: {' '.join(command)} failed with status {done.returncode}")
+
+
+def clean_environment(directory: Path) -> dict[str, str]:
+    """Environment variables for a process inside: no packages of the caller's, no network, all caches inside."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return variables | {
+        "PYTHONNOUSERSITE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(directory / "huggingface"),
+        "VLLM_CACHE_ROOT": str(directory / "vllm"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": "1",
+    }

@@ -1,0 +1,112 @@
+"""Which rules of the scheduler a recorded run really exercised.
+
+A limit counts as exercised where taking it away changes what happens: the Python reference, given the same workload
+under the neutral limit, leaves the record. A comparison over workloads that never reach a rule would prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from headway.types import StepTime
+from random_states import Workload
+from recorded_runs import Record, first_mismatch
+from reference_scheduler import ReferenceEngine
+
+ANY_CLOCK = StepTime.linear(b0=1.0, b1=0.0, b2=0.0, b3=0.0)
+AMPLE = 1 << 20
+
+FEATURES = (
+    "block shortage",
+    "null block",
+    "cancel",
+    "arrivals over time",
+    "chunked prefill off",
+    "fcfs",
+    "long prefill threshold",
+    "long prefill threshold ignored by a lone request",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "preemption (fcfs)",
+    "preemption (priority)",
+    "priority",
+    "recompute after preemption",
+    "reserve_full_isl off",
+    "reserve_full_isl on",
+    "several victims in one step",
+    "step that only preempts",
+    "stop by target",
+    "watermark",
+)
+
+
+def exercised(workload: Workload, record: Record) -> set[str]:
+    """The features without which this record would look different, or which it shows."""
+    found = set(_seen(workload, record))
+    for feature, variant in _without(workload):
+        if first_mismatch(ReferenceEngine(variant.limits, ANY_CLOCK), variant, record) is not None:
+            found.add(feature)
+    return found
+
+
+def _seen(workload: Workload, record: Record) -> Iterator[str]:
+    limits = workload.limits
+    threshold = limits.long_prefill_token_threshold
+    preempted: set[str] = set()
+    for row in record.rows:
+        if row.preempted:
+            yield f"preemption ({limits.policy})"
+        if len(row.preempted) > 1:
+            yield "several victims in one step"
+        if row.preempted and not row.num_scheduled_tokens:
+            yield "step that only preempts"
+        if any(request_id in preempted for request_id, _ in row.num_scheduled_tokens):
+            yield "recompute after preemption"
+        if threshold and any(num_tokens > threshold for _, num_tokens in row.num_scheduled_tokens):
+            yield "long prefill threshold ignored by a lone request"
+        preempted.update(row.preempted)
+
+
+def _without(workload: Workload) -> Iterator[tuple[str, Workload]]:
+    limits = workload.limits
+
+    def under(**changes: object) -> Workload:
+        return msgspec.structs.replace(workload, limits=msgspec.structs.replace(limits, **changes))
+
+    other = {"fcfs": "priority", "priority": "fcfs"}
+    yield limits.policy, under(policy=other[limits.policy])
+    yield "block shortage", under(num_blocks=AMPLE)
+    yield "null block", under(num_blocks=limits.num_blocks + 1)
+    yield "max_num_seqs", under(max_num_seqs=AMPLE)
+    yield "max_num_batched_tokens", under(max_num_batched_tokens=AMPLE)
+    yield (
+        "reserve_full_isl " + ("on" if limits.reserve_full_isl else "off"),
+        under(reserve_full_isl=not limits.reserve_full_isl),
+    )
+    if limits.watermark:
+        yield "watermark", under(watermark=0.0)
+    if limits.long_prefill_token_threshold:
+        yield "long prefill threshold", under(long_prefill_token_threshold=0)
+    if not limits.chunked_prefill:
+        yield "chunked prefill off", under(chunked_prefill=True)
+    else:
+        yield "max_model_len", under(max_model_len=AMPLE)
+    if workload.cancels:
+        yield "cancel", msgspec.structs.replace(workload, cancels=[])
+    yield (
+        "arrivals over time",
+        msgspec.structs.replace(workload, submissions=[(0, request) for _, request in workload.submissions]),
+    )
+    yield (
+        "stop by target",
+        msgspec.structs.replace(
+            workload,
+            submissions=[
+                (step, msgspec.structs.replace(request, target_output_tokens=AMPLE))
+                for step, request in workload.submissions
+            ],
+        ),
+    )
