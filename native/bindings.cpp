@@ -65,6 +65,16 @@ double as_seconds(nb::handle value, const char* field) {
   return seconds;
 }
 
+// None is NaN inside: after all present.
+double as_arrival(nb::handle value) {
+  if (value.is_none()) return std::numeric_limits<double>::quiet_NaN();
+  double seconds = 0;
+  if (!nb::try_cast<double>(value, seconds) || !std::isfinite(seconds)) {
+    fail_input("arrival_s", "must be a finite number, not " + std::string(nb::repr(value).c_str()));
+  }
+  return seconds;
+}
+
 // ---------------------------------------------------------------- Structs in
 
 Limits limits_from(nb::handle limits) {
@@ -138,8 +148,7 @@ RequestInput request_from(nb::handle request, const Limits& limits) {
   r.priority = as_count(get(request, n.priority), "priority", -kMaxCount);
   if (nb::object value = get(request, n.max_tokens); !value.is_none()) r.max_tokens = as_count(value, "max_tokens", 1);
   if (nb::object value = get(request, n.num_blocks); !value.is_none()) r.num_blocks = as_count(value, "num_blocks", 0);
-  r.arrival = std::numeric_limits<double>::quiet_NaN();
-  if (nb::object value = get(request, n.arrival); !value.is_none()) r.arrival = nb::cast<double>(value);
+  r.arrival = as_arrival(get(request, n.arrival));
   check_prompt(limits, r.prompt);
   if (r.output > 0 && r.prompt + r.output > limits.max_model_len - 1) {
     fail_input("output_tokens", "prompt and output must stay below max_model_len (" +
@@ -200,6 +209,7 @@ class ReplayedEngine {
     if (!slot.is_valid()) throw nb::python_error();
     if (slot.is_none()) return false;
     engine_->remove(nb::cast<int32_t>(slot));
+    ids_[nb::cast<size_t>(slot)] = nb::object();
     return true;
   }
 
@@ -245,10 +255,11 @@ class ReplayedEngine {
     return engine_->first_token(newcomer);
   }
 
-  FirstToken first_token(int64_t prompt_tokens, int64_t priority, nb::handle arrival_s) {
-    if (prompt_tokens < 1) fail_input("prompt_tokens", "must be at least 1, not " + std::to_string(prompt_tokens));
-    check_prompt(limits(), prompt_tokens);
-    return engine_->first_token(newcomer(prompt_tokens, priority, arrival_s));
+  FirstToken first_token(nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s) {
+    RequestInput r = newcomer(as_count(prompt_tokens, "prompt_tokens", 1), as_count(priority, "priority", -kMaxCount));
+    r.arrival = as_arrival(arrival_s);
+    check_prompt(limits(), r.prompt);
+    return engine_->first_token(r);
   }
 
   // As first_token, but infinite instead of an error where the prompt cannot run here.
@@ -258,7 +269,7 @@ class ReplayedEngine {
         scheduler().blocks_for(prompt_tokens) > l.num_blocks - 1) {
       return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), 0};
     }
-    return engine_->first_token(newcomer(prompt_tokens, priority, nb::none()));
+    return engine_->first_token(newcomer(prompt_tokens, priority));
   }
 
   nb::list requests(const headway::List& list) const {
@@ -311,11 +322,11 @@ class ReplayedEngine {
     }
   }
 
-  static RequestInput newcomer(int64_t prompt_tokens, int64_t priority, nb::handle arrival_s) {
+  static RequestInput newcomer(int64_t prompt_tokens, int64_t priority) {
     RequestInput r;
     r.prompt = prompt_tokens;
     r.priority = priority;
-    r.arrival = arrival_s.is_none() ? std::numeric_limits<double>::quiet_NaN() : nb::cast<double>(arrival_s);
+    r.arrival = std::numeric_limits<double>::quiet_NaN();
     return r;
   }
 
@@ -391,7 +402,10 @@ using Row = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 class EngineGroup {
  public:
   explicit EngineGroup(nb::list engines) : engines_(std::move(engines)) {
-    for (nb::handle engine : engines_) pointers_.push_back(nb::cast<ReplayedEngine*>(engine));
+    for (nb::handle engine : engines_) {
+      if (!nb::isinstance<ReplayedEngine>(engine)) throw nb::type_error("engines: every entry must be a ReplayedEngine");
+      pointers_.push_back(nb::cast<ReplayedEngine*>(engine));
+    }
   }
 
   void first_tokens(Row<const int64_t> prompt_tokens, Row<double> ttft_s, Row<double> wait_s, int64_t priority) {
@@ -506,17 +520,19 @@ NB_MODULE(_core, m) {
       .def("__contains__", &ReplayedEngine::contains, "request_id"_a)
       .def("replay", [](ReplayedEngine& e, nb::handle request) { return as_replay(e.replay(request)); }, "request"_a)
       .def("first_token",
-           [](ReplayedEngine& e, int64_t prompt_tokens, int64_t priority, nb::handle arrival_s) {
+           [](ReplayedEngine& e, nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s) {
              return as_replay(e.first_token(prompt_tokens, priority, arrival_s));
            },
-           "prompt_tokens"_a, "priority"_a = 0, "arrival_s"_a = nb::none())
+           "prompt_tokens"_a, "priority"_a = 0, "arrival_s"_a.none() = nb::none())
       .def("ttft_s",
            [](ReplayedEngine& e, int64_t prompt_tokens) { return e.first_token_or_never(prompt_tokens, 0).ttft_s; },
            "prompt_tokens"_a);
 
   nb::class_<EngineGroup>(m, "EngineGroup")
       .def(nb::init<nb::list>(), "engines"_a)
-      .def("first_tokens", &EngineGroup::first_tokens, "prompt_tokens"_a, "ttft_s"_a, "wait_s"_a, "priority"_a = 0);
+      // Arrays are filled in place: a converted copy would be filled and thrown away.
+      .def("first_tokens", &EngineGroup::first_tokens, "prompt_tokens"_a.noconvert(), "ttft_s"_a.noconvert(),
+           "wait_s"_a.noconvert(), "priority"_a = 0);
 
   m.def("batch_time_s", &batch_time_s, "step_time"_a, "chunks"_a);
 
