@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 _GIVE_UP_S = 90.0
-_QUICK = ("--qps", "6", "--seconds", "2", "--seed", "3")
+_QUICK = ("--qps", "8", "--seconds", "1", "--seed", "219")
 
 
 @contextmanager
@@ -65,49 +65,54 @@ def _wait_for(condition: str, demo: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+def _short_prompts(tmp_path: Path) -> Path:
+    """Two tasks whose answers are short under the seed below, so that the tests are quick."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"task": "alpaca", "prompt": "Name a colour."}\n{"task": "hotpotqa", "prompt": "Who wrote The Salt Road?"}\n'
+    )
+    return path
+
+
 def test_json_figures_add_up_and_nothing_is_left(tmp_path: Path) -> None:
-    """Under --json stdout is one JSON document, every query is answered, and all processes, segments and files go."""
-    with _demo(tmp_path, *_QUICK, "--policies", "bear,shortest_queue", "--json") as demo:
+    """Under --json stdout is one JSON document, every query is answered, and all processes, segments and files go.
+
+    The pool is idle, so the best model is in time everywhere: bear and latency_agnostic choose alike, and get answers
+    of exactly the same length, quality and cost, for the truth is the same for every policy.
+    """
+    arguments = ("--prompts", str(_short_prompts(tmp_path)), *_QUICK, "--policies", "bear,latency_agnostic", "--json")
+    with _demo(tmp_path, *arguments) as demo:
         stdout, stderr = demo.communicate(timeout=_GIVE_UP_S)
     assert demo.returncode == 0, stderr
     assert stderr == ""
     report = json.loads(stdout)
-    assert report["workload"]["num_queries"] == 12
-    assert report["workload"]["tasks"] == {"alpaca": 3, "hotpotqa": 3, "gov_report": 3, "writing_prompts": 3}
-    assert [figures["policy"] for figures in report["policies"]] == ["bear", "shortest_queue"]
-    for figures in report["policies"]:
-        assert (figures["num_queries"], figures["failed"], figures["errors"]) == (12, 0, {})
+    assert report["workload"]["num_queries"] == 8
+    assert report["workload"]["tasks"] == {"alpaca": 4, "hotpotqa": 4}
+    bear, agnostic = report["policies"]
+    assert (bear["policy"], agnostic["policy"]) == ("bear", "latency_agnostic")
+    for figures in (bear, agnostic):
+        assert (figures["num_queries"], figures["failed"], figures["errors"]) == (8, 0, {})
         assert sum(figures["shares"].values()) == pytest.approx(1.0)
         assert figures["shares"].keys() == {"h100-0.6b", "h100-8b", "h100-32b"}
         assert 0.0 < figures["ttft_p50_s"] <= figures["ttft_p99_s"]
         assert figures["ttft_error_p50_s"] is not None
         assert figures["ttft_error_p50_engine_s"] is not None
-    _assert_nothing_left(demo.pid, tmp_path)
-
-
-def test_realised_answers_are_the_same_for_every_policy(tmp_path: Path) -> None:
-    """One query goes to one and the same answer wherever a policy sends it: lengths follow the hidden truth exactly."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"task": "alpaca", "prompt": "Name a colour."}\n')
-    with _demo(tmp_path, "--prompts", str(prompts), *_QUICK, "--policies", "bear,latency_agnostic", "--json") as demo:
-        stdout, stderr = demo.communicate(timeout=_GIVE_UP_S)
-    assert demo.returncode == 0, stderr
-    bear, agnostic = json.loads(stdout)["policies"]
-    assert bear["shares"] == agnostic["shares"]  # an idle pool: the best model is in time everywhere
-    for key in ("mean_output_tokens", "mean_quality", "mean_cost_usd"):
+    for key in ("shares", "mean_output_tokens", "mean_quality", "mean_cost_usd"):
         assert bear[key] == agnostic[key]
+    _assert_nothing_left(demo.pid, tmp_path)
 
 
 def test_a_stranger_reads_a_table(tmp_path: Path) -> None:
     """Without --json the demo says what it does, prints a row per policy, a conclusion and the command to repeat."""
-    with _demo(tmp_path, *_QUICK, "--policies", "bear,round_robin") as demo:
+    prompts = str(_short_prompts(tmp_path))
+    with _demo(tmp_path, "--prompts", prompts, *_QUICK, "--policies", "round_robin") as demo:
         stdout, stderr = demo.communicate(timeout=_GIVE_UP_S)
     assert demo.returncode == 0, stderr
     assert stderr == ""
     assert stdout.startswith("Three simulated engines")
-    assert "round_robin" in stdout
-    assert "reached on-time utility" in stdout
-    assert stdout.rstrip().endswith("headway demo --qps 6 --seconds 2 --policies bear,round_robin --seed 3")
+    assert "round_robin reached on-time utility" in stdout
+    command = f"headway demo --prompts {prompts} --qps 8 --seconds 1 --policies round_robin --seed 219"
+    assert stdout.rstrip().endswith(command)
 
 
 @pytest.mark.parametrize(
