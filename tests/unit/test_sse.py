@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -71,7 +72,7 @@ def test_any_cuts_give_the_same_stream(cuts: list[int], line_end: str, drop: boo
     data = recording(line_end)
     edges = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     stream = EventStream(drop_usage=drop)
-    out = b"".join(stream.feed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False)) + stream.flush()
+    out = b"".join(stream.feed(data[a:b]) for a, b in pairwise(edges)) + stream.flush()
     dropped = (USAGE + 2 * line_end).encode()
     assert out == (data.replace(dropped, b"") if drop else data)
     check_facts(stream)
@@ -146,7 +147,7 @@ def test_what_is_not_understood_passes(data: bytes) -> None:
 
 def test_usage_with_content_is_never_dropped() -> None:
     """Only an event with empty choices may go; usage beside content belongs to the client."""
-    data = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1}}\n\n'
+    data = (chunk({"content": "x"}, finish="stop", usage={"prompt_tokens": 1}) + "\n\n").encode()
     assert EventStream(drop_usage=True).feed(data) == data
 
 

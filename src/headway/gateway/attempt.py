@@ -7,6 +7,7 @@ by another attempt elsewhere; after it, never. This file refuses to choose: the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
@@ -242,7 +243,7 @@ class Attempt:
     async def _receive(self, response: aiohttp.ClientResponse) -> None:
         self.http_status = status = response.status
         if status in (408, 429) or status >= 500:
-            answer = UpstreamAnswer(status, client_headers(response.raw_headers), await self._read_refusal(response))
+            answer = await self._read_refusal(response)
             self.exchange.received()
             self._end("error", "failed" if status >= 500 else "neutral")  # back-pressure is no sickness
             error = UpstreamProtocolError(
@@ -353,19 +354,19 @@ class Attempt:
             f"instance '{name}' {what} after {num_content} content events", instance_id=name, num_tokens=num_content
         )
 
-    async def _read_refusal(self, response: aiohttp.ClientResponse) -> bytes:
-        """The body of an error answer, as OpenAI clients can read it; what is no JSON is put into their shape."""
-        body = b""
-        try:
+    async def _read_refusal(self, response: aiohttp.ClientResponse) -> UpstreamAnswer:
+        """An error answer, as OpenAI clients can read it: what is no JSON is put into their shape."""
+        body, headers = b"", client_headers(response.raw_headers)
+        with contextlib.suppress(aiohttp.ClientError, OSError):
             while len(body) < _MAX_ERROR_BYTES and (chunk := await response.content.readany()):
                 body += chunk
-        except (aiohttp.ClientError, OSError):
-            body = b""
         try:
             msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             body = error_body(f"instance '{self.target.instance_id}' answered {response.status}", "server_error")
-        return body
+            headers = [(name, value) for name, value in headers if name not in (b"content-type", b"content-encoding")]
+            headers.append((b"content-type", b"application/json"))
+        return UpstreamAnswer(response.status, headers, body)
 
 
 def _unreachable(error: UpstreamError) -> bool:

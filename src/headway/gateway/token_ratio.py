@@ -1,7 +1,8 @@
 """Corrects counted prompt tokens by what upstreams report, per model, so that no tokenizer is needed to route well.
 
 Counting bytes misses chat templates and languages; the ratio of reported to counted tokens, over recent traffic and
-weighted by length, makes up for most of it. It is bounded, moves slowly, and its error is exported.
+weighted by length, makes up for most of it. It is bounded, moves slowly, and its error is exported. It refuses to
+believe a single report.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 
 from headway.types import MAX_COUNT
 
-#: A ratio beyond these is a broken report, not a language.
+#: Reported ÷ counted beyond these is a broken report, or a prompt so short that its chat template is most of it.
 BOUNDS = (0.25, 4.0)
 #: Weight that one more report leaves to all reports before it: the last 50 count most.
 _KEEP = 0.98
@@ -28,7 +29,7 @@ class TokenRatio:
     def ratio(self, model: str) -> float:
         """What to multiply counted tokens by."""
         reported, counted = self._sums[model]
-        return min(max(reported / counted, BOUNDS[0]), BOUNDS[1])
+        return reported / counted
 
     def error(self, model: str) -> float:
         """Mean relative error of recent corrected counts; 0 before the first report."""
@@ -39,13 +40,12 @@ class TokenRatio:
         return min(max(1, round(num_counted * self.ratio(model))), MAX_COUNT)
 
     def observe(self, model: str, num_counted: int, num_reported: int) -> None:
-        """Take in one report."""
-        if num_reported <= 0:
+        """Take in one report; one that no language explains is a broken report and teaches nothing."""
+        if not BOUNDS[0] * num_counted <= num_reported <= BOUNDS[1] * num_counted:
             return
         error = abs(self.tokens(model, num_counted) - num_reported) / num_reported
         known = self._errors.get(model)
         self._errors[model] = error if known is None else _KEEP * known + (1 - _KEEP) * error
-        low, high = num_counted * BOUNDS[0], num_counted * BOUNDS[1]
         sums = self._sums[model]
-        sums[0] = _KEEP * sums[0] + min(max(float(num_reported), low), high)
+        sums[0] = _KEEP * sums[0] + num_reported
         sums[1] = _KEEP * sums[1] + num_counted
