@@ -119,7 +119,7 @@ async def test_simultaneous_requests_spread_evenly(session: aiohttp.ClientSessio
 
 
 async def test_silent_snapshots_are_shown_and_replaced(session: aiohttp.ClientSession) -> None:
-    """T7: when snapshots stop, the instance shows as stale and is estimated by queueing, in the open; never at random."""
+    """T7: when snapshots stop, the instance shows as stale and is estimated by queueing, openly; never at random."""
     async with engines(("busy", "h100-qwen3-8b", "small"), ("idle", "h100-qwen3-8b", "small")) as made:
         busy, idle = made
         busy.publish(waiting=3)

@@ -43,6 +43,7 @@ def cold_routes(gateway: Gateway) -> Starlette:
             Route("/livez", routes.health),
             Route("/readyz", routes.ready),
             Route("/version", routes.version),
+            *(Route(path, routes.hot, methods=["POST"]) for path in ENDPOINTS),  # so that other methods are a 405
         ],
         exception_handlers={
             404: _http_error(404, "no such path", "not_found"),
@@ -176,6 +177,10 @@ class AdminRoutes:
         reason = self._gateway.not_ready_because()
         body = {"ready": reason is None, "reason": reason, "grace_s": READY_GRACE_S}
         return _json(body, 200 if reason is None else 503)
+
+    async def hot(self, request: Request) -> Response:
+        """Never reached: the app takes these requests before Starlette sees them."""
+        raise RequestError("this path is served elsewhere", status=500)
 
     async def version(self, request: Request) -> Response:
         """What runs here, under which configuration."""
