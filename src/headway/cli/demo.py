@@ -16,7 +16,7 @@ def demo(
     prompts: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = (),
     trace: Path | None = None,
     qps: float = 8.0,
-    seconds: float = 20.0,
+    seconds: float = 18.0,
     policies: str = "bear,round_robin,shortest_queue,latency_agnostic",
     seed: int = 0,
     json: bool = False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
@@ -19,14 +20,20 @@ from headway.demo.run import DemoReport
 from headway.demo.score import PolicyScore, Served
 from headway.demo.workload import WorkloadSummary
 
+_WIDTH = 80
+_LEGEND = """\
+On-time utility: quality − cost (5e-4 per micro-USD), averaged over all queries,
+0 where the first token came late or never. Error: predicted against measured
+TTFT. Last column: where queries went, by size of the model."""
+
 
 class TerminalProgress:
     """One line per policy: queries sent, answered, and how many had their first token in time so far."""
 
     def __init__(self, console: Console) -> None:
         self._rich = RichProgress(
-            TextColumn("{task.description:<18}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description:<20}"),
+            BarColumn(bar_width=16),
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
             console=console,
@@ -97,21 +104,24 @@ def introduce(summary: WorkloadSummary, policies: Sequence[str]) -> str:
     kinds = "one kind" if len(summary.tasks) == 1 else f"{len(summary.tasks)} kinds"
     turns = "one policy" if len(policies) == 1 else f"{len(policies)} policies in turn"
     return (
-        f"Three simulated engines (Qwen3 0.6B, 8B and 32B on H100s) behind one gateway, all on this machine.\n"
-        f"{summary.num_queries} queries of {kinds}, {summary.qps:g} per second, each with a target for its first token,"
-        f" under {turns}."
+        f"Three simulated engines (Qwen3 0.6B, 8B and 32B on H100s) behind one gateway.\n"
+        f"{summary.num_queries} queries of {kinds}, {summary.qps:g} per second, each with a target for its first\n"
+        f"token, under {turns}. Everything runs on this machine."
     )
 
 
 def show_report(report: DemoReport, command: str, stream: TextIO) -> None:
-    """Print the table, one sentence on it, and ``command``, which repeats the run."""
-    console = Console(file=stream, width=None if stream.isatty() else 140, highlight=False)
+    """Print the table, what it means, one sentence on it, and ``command``, which repeats the run. 80 columns wide."""
+    console = Console(file=stream, width=None if stream.isatty() else _WIDTH, highlight=False)
+    console.print()
     console.print(_table(report.policies))
-    console.print(
-        "On-time utility: mean of quality − cost × λ over all queries, 0 where the first token came late or never."
-    )
+    console.print(f"\n{_LEGEND}\n")
+    for entry in report.policies:
+        if entry.failed:
+            errors = ", ".join(f"{count} × {error}" for error, count in entry.errors.items())
+            console.print(f"{entry.policy}: {entry.failed} of {entry.num_queries} failed ({errors}).", style="red")
     console.print(conclusion(report.policies), style="bold")
-    console.print(f"Repeat with: {command}", soft_wrap=True)
+    console.print(f"\nRepeat with: {command}", soft_wrap=True)
 
 
 def conclusion(scores: Sequence[PolicyScore]) -> str:
@@ -129,19 +139,17 @@ def conclusion(scores: Sequence[PolicyScore]) -> str:
 
 
 def _table(scores: Sequence[PolicyScore]) -> Table:
-    table = Table(title="One workload, each policy in turn", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
     table.add_column("policy", no_wrap=True)
-    sizes = "/".join(name.removeprefix("h100-") for name in INSTANCES)
     for heading in (
         "on-time\nutility",
-        "in time\n%",
-        "quality\nmean",
-        "cost, USD\nper 1k",
-        "TTFT p50\nms",
-        "TTFT p99\nms",
-        "TTFT predicted\nwithin (p50) ms",
-        f"to {sizes}\n%",
-        "failed",
+        "in\ntime %",
+        "mean\nquality",
+        "USD\nper 1k",
+        "TTFT\np50 ms",
+        "TTFT\np99 ms",
+        "error\np50 ms",
+        f"{'/'.join(name.removeprefix('h100-').removesuffix('b') for name in INSTANCES)}B\n%",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     best = max(entry.on_time_utility for entry in scores)
@@ -156,7 +164,6 @@ def _table(scores: Sequence[PolicyScore]) -> Table:
             _number(entry.ttft_p99_s, 1e3, ".0f"),
             _number(entry.ttft_error_p50_s, 1e3, ".1f"),
             "/".join(f"{100 * entry.shares[name]:.0f}" for name in INSTANCES),
-            str(entry.failed),
             style="bold" if entry.on_time_utility == best else None,
         )
     return table
