@@ -83,6 +83,10 @@ int64_t Engine::advance(double seconds) {
 FirstToken Engine::first_token(RequestInput newcomer) {
   newcomer.target_output = std::numeric_limits<int32_t>::max();  // what follows its first token does not matter
   newcomer.max_tokens = 0;
+  if (!open_.known) {
+    num_steps_ = 0;
+    total_ = Features{};
+  }
   const bool brings_tokens = newcomer.computed > 0 || newcomer.num_blocks > 0;
   if (scheduler_.limits().priority_policy || brings_tokens) {
     Scheduler scheduler(scheduler_);

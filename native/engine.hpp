@@ -66,13 +66,14 @@ class Engine {
   void append_to_open_step(const RequestInput& input);
   void seek_open_step(int64_t steps, Features total);
   FirstToken replay_newcomer(Scheduler& scheduler, int32_t slot, int64_t steps, Features total, double wait_s) const;
-  double since(const Features& now) const { return step_time_.seconds(now) - step_time_.seconds(total_); }
+  double since(const Features& now) const { return step_time_.seconds(now - total_); }
 
   Scheduler scheduler_;
   StepTime step_time_;
   double residual_s_ = 0;
-  int64_t num_steps_ = 0;  // since this object was made
-  Features total_;         // of those steps
+  // Steps and their features since the open step was sought: short sums, so that differences of them stay exact.
+  int64_t num_steps_ = 0;
+  Features total_;
   OpenStep open_;
 };
 

@@ -39,6 +39,22 @@ struct Features {
     tokens_above_knee += other.tokens_above_knee;
   }
 
+  Features operator-(const Features& other) const {
+    Features f;
+    f.steps = steps - other.steps;
+    f.requests = requests - other.requests;
+    f.tokens = tokens - other.tokens;
+    f.prefill_tokens = prefill_tokens - other.prefill_tokens;
+    f.decodes = decodes - other.decodes;
+    f.decode_context = decode_context - other.decode_context;
+    f.context = context - other.context;
+    f.prefill_pairs = prefill_pairs - other.prefill_pairs;
+    f.chunk_squares = chunk_squares - other.chunk_squares;
+    f.context_squares = context_squares - other.context_squares;
+    f.tokens_above_knee = tokens_above_knee - other.tokens_above_knee;
+    return f;
+  }
+
   // One chunk of `tokens_` tokens over `context_` computed ones. Leaves steps and the knee to close_batch().
   void add_chunk(int64_t tokens_, int64_t context_, bool is_decode) {
     requests += 1;

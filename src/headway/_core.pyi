@@ -65,7 +65,7 @@ class ReplayedEngine:
     def first_token(self, prompt_tokens: int, priority: int = 0, arrival_s: float | None = None) -> Replay:
         """Replay a newcomer of this many prompt tokens. Cached until the state changes (FCFS)."""
     def ttft_s(self, prompt_tokens: int) -> float:
-        """As ``first_token(prompt_tokens).ttft_s``, without building a result."""
+        """As ``first_token(prompt_tokens).ttft_s`` without building a result; infinite where the prompt can never run."""
 
 class EngineGroup:
     """Many engines, asked in one call. Engines are kept alive; refill them in place with ``load``."""
