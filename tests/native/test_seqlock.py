@@ -119,7 +119,8 @@ def test_no_torn_read_in_a_million_between_two_processes(tmp_path: Path) -> None
         num_reads = num_distinct = 0
         last = b""
         deadline = time.monotonic() + 120  # a hang must end the test, not the build
-        while num_reads < NUM_READS and time.monotonic() < deadline:
+        # On a busy machine the two take turns for a while: go on until they have really met.
+        while (num_reads < NUM_READS or num_distinct <= 1000) and time.monotonic() < deadline:
             try:
                 payload = reader.read()
             except SnapshotTornError:
@@ -135,5 +136,5 @@ def test_no_torn_read_in_a_million_between_two_processes(tmp_path: Path) -> None
     finally:
         process.kill()
         process.communicate()
-    assert num_reads == NUM_READS
-    assert num_distinct > 1000  # the two really met
+    assert num_reads >= NUM_READS
+    assert num_distinct > 1000
