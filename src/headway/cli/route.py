@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+_TABLE_WIDTH = 118
+
 
 def route(
     prompt: str,
@@ -85,39 +87,37 @@ def _show(decision: dict[str, object]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    console.width = max(console.width, _TABLE_WIDTH)  # a narrow terminal wraps a line; cut figures would be worse
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in ("instance", "model", "verdict"):
+    for name in ("", "instance", "verdict"):
         table.add_column(name)
-    for name in ("TTFT", "p90", "wait", "quality", "cost µ$", "utility", "tokens in", "out", "queue", "age"):
+    for name in ("TTFT ms", "p90", "wait", "quality", "cost µ$", "utility", "in", "out", "queue"):
         table.add_column(name, justify="right")
     table.add_column("estimate")
     for candidate in cast("list[dict[str, object]]", decision["candidates"]):
         estimate = cast("dict[str, object]", candidate["estimate"] or {})
+        age = _figure(estimate.get("snapshot_age_s"), 1e3, ".0f")
+        source = str(estimate.get("source") or "-")
         table.add_row(
             "▶" if candidate["instance_id"] == decision["chosen"] else "",
-            str(candidate["instance_id"]),
-            str(candidate["model"]),
+            f"{candidate['instance_id']} ({candidate['model']})",
             str(candidate["verdict"]),
-            _figure(estimate.get("ttft_s"), 1e3, "ms"),
-            _figure(estimate.get("ttft_p90_s"), 1e3, "ms"),
-            _figure(estimate.get("wait_s"), 1e3, "ms"),
-            _figure(candidate["quality"], 1, "", ".3f"),
-            _figure(candidate["cost_usd"], 1e6, ""),
-            _figure(candidate["utility"], 1, "", ".3f"),
-            _figure(candidate["prompt_tokens"], 1, "", ".0f"),
-            _figure(candidate["output_tokens"], 1, "", ".0f"),
+            _figure(estimate.get("ttft_s"), 1e3),
+            _figure(estimate.get("ttft_p90_s"), 1e3),
+            _figure(estimate.get("wait_s"), 1e3),
+            _figure(candidate["quality"], 1, ".3f"),
+            _figure(candidate["cost_usd"], 1e6),
+            _figure(candidate["utility"], 1, ".3f"),
+            _figure(candidate["prompt_tokens"], 1, ".0f"),
+            _figure(candidate["output_tokens"], 1, ".0f"),
             str(candidate["num_outstanding"]),
-            _figure(estimate.get("snapshot_age_s"), 1e3, "ms", ".0f"),
-            str(estimate.get("source") or "-"),
+            source if age == "-" else f"{source}, {age} ms old",
         )
     console.print(table)
     console.print(str(decision["reason"]), soft_wrap=True)
-    took = _figure(decision["decision_s"], 1e6, "µs", ".0f")
-    console.print(f"decision {decision['id']}, {took}, configuration {decision['config_hash']}", soft_wrap=True)
+    took = _figure(decision["decision_s"], 1e6, ".0f")
+    console.print(f"decision {decision['id']}, {took} µs, configuration {decision['config_hash']}", soft_wrap=True)
 
 
-def _figure(value: object, scale: float, unit: str, form: str = ".1f") -> str:
-    if not isinstance(value, (int, float)):
-        return "-"
-    return f"{value * scale:{form}}" + (f" {unit}" if unit else "")
+def _figure(value: object, scale: float, form: str = ".1f") -> str:
+    return f"{value * scale:{form}}" if isinstance(value, (int, float)) else "-"
