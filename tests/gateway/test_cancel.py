@@ -154,6 +154,21 @@ async def test_ten_thousand_requests_leave_nothing_behind(session: aiohttp.Clien
     assert "headway_requests_inflight 0.0" in text
 
 
+async def test_a_client_that_stops_reading_is_gone() -> None:
+    """A client that reads nothing for the idle limit ends like one that hung up; the instance is not blamed for it."""
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"z" * 100_000 + b'"}}]}\n\n'
+    endless = Reply(chunks=(event,) * 400)
+    async with FakeUpstream(endless) as upstream:
+        config = pool_of(upstream, resilience={"idle_timeout_s": 0.4, "breaker_failures": 1})
+        async with running_gateway(config) as gateway, RawClient(gateway.url, chat()) as client:
+            await client.read_until(b"\r\n\r\n")
+            client.writer.transport.pause_reading()
+            await until(lambda: gateway.gateway.num_inflight == 0)
+            assert gateway.gateway.fleet.views[0].healthy
+            assert gateway.gateway.fleet.views[0].num_outstanding == 0
+            await until(lambda: upstream.requests[0].disconnected_s is not None)
+
+
 async def test_many_idle_streams_stay_cheap(session: aiohttp.ClientSession) -> None:
     """Hundreds of streams that say nothing do not slow another request down."""
     async with FakeUpstream(lambda received: Reply(num_tokens=2, interval_s=float(received.headers["x-pace"]))) as up:

@@ -57,6 +57,18 @@ async def test_a_stream_without_an_end_mark_is_broken(session: aiohttp.ClientSes
             assert "upstream_interrupted" in events_of(await response.read())[-1]
 
 
+async def test_an_upstreams_own_error_event_passes(session: aiohttp.ClientSession) -> None:
+    """An engine that reports its failure inside the stream is not corrected, and its answer does not count as one."""
+    data = b'data: {"error":{"message":"engine died"}}\n\n'
+    async with FakeUpstream(Reply(chunks=(data,))) as upstream, running_gateway(pool_of(upstream)) as gateway:
+        async with session.post(gateway.url + CHAT, json=chat()) as response:
+            assert await response.read() == data
+        record = gateway.gateway.decisions.get(response.headers["x-headway-decision"])
+    assert record is not None
+    assert record.outcome is not None
+    assert record.outcome.status == "error"
+
+
 @pytest.mark.parametrize(
     ("dies", "stream"), [("before_headers", True), ("before_headers", False), ("after_headers", True)]
 )

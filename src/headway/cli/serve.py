@@ -55,3 +55,6 @@ def serve(
     gateway = Gateway(loaded, seed=seed)
     listener = listen(host or loaded.server.host, loaded.server.port if port is None else port)
     Server(gateway, listener, on_listening=announce).run()
+    del gateway
+    gc.unfreeze()
+    gc.collect()  # native engines must go before the interpreter does

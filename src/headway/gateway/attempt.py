@@ -7,29 +7,19 @@ by another attempt elsewhere; after it, never. This file refuses to choose: the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
 import aiohttp
 import msgspec
 
-from headway.errors import (
-    HeadwayError,
-    UpstreamConnectError,
-    UpstreamError,
-    UpstreamInterruptedError,
-    UpstreamProtocolError,
-    UpstreamTimeoutError,
-)
+from headway.errors import UpstreamConnectError, UpstreamError, UpstreamTimeoutError
 from headway.gateway.decisions import DecisionRecord
-from headway.gateway.errors import HeaderList, error_body
 from headway.gateway.guard import LimitPassedError
-from headway.gateway.headers import client_headers, upstream_headers
+from headway.gateway.headers import upstream_headers
+from headway.gateway.relay import AttemptFailedError, Relay
 from headway.gateway.request import ClientRequest
 from headway.gateway.splice import splice
-from headway.gateway.sse import EventStream, Usage, usage_of_answer
-from headway.gateway.upstream import translate
 from headway.predict.base import cost_usd
 from headway.types import Outcome, OutcomeStatus
 
@@ -40,26 +30,7 @@ Health = Literal["sound", "neutral", "failed", "unreachable"]
 
 #: What an answer that is not streamed may take longer than a stream's first byte, seconds per token of ``max_tokens``.
 SECONDS_PER_TOKEN_ALLOWED = 0.1
-_MAX_ERROR_BYTES = 1 << 20
 _INJECTED = b'{"include_usage":true}'
-
-
-class UpstreamAnswer(msgspec.Struct, frozen=True):
-    """A whole answer of an upstream, read but not yet passed on."""
-
-    status: int
-    headers: HeaderList
-    body: bytes
-
-
-class AttemptFailedError(Exception):
-    """An attempt that gave the client nothing. ``answer`` is the upstream's own refusal, where it gave one."""
-
-    def __init__(
-        self, error: HeadwayError, *, retryable: bool, reason: str, answer: UpstreamAnswer | None = None
-    ) -> None:
-        self.error, self.retryable, self.reason, self.answer = error, retryable, reason, answer
-        super().__init__(str(error))
 
 
 class Attempt:
@@ -72,11 +43,7 @@ class Attempt:
         self.gateway = exchange.gateway
         self.target = self.gateway.targets[candidate.instance_id]
         self.ledger_id = self._free_id(exchange.request_id, number)
-        self.saw_body = False
-        self.stream: EventStream | None = None
         self.first_token_s: float | None = None
-        self.usage: Usage | None = None
-        self.http_status: int | None = None
         self.outcome: Outcome | None = None
         self._status: OutcomeStatus = "error"
         self._health: Health = "neutral"
@@ -90,6 +57,14 @@ class Attempt:
             and not request.asked_for_usage
             and not self.target.hosted
             and (request.stream_options is None or isinstance(request.stream_options, dict))
+        )
+        self.relay = Relay(
+            exchange,
+            candidate.instance_id,
+            dialect=request.endpoint.dialect,
+            drop_usage=self._injects_usage,
+            idle_timeout_s=self.gateway.config.resilience.idle_timeout_s,
+            on_first_token=self._first_token,
         )
 
     async def run(self) -> None:
@@ -105,24 +80,36 @@ class Attempt:
         try:
             response = await self._send()
             try:
-                await self._receive(response)
+                await self.relay.run(response)
             finally:
                 if response.content.at_eof():
                     response.release()
                 else:
                     response.close()
+            self._end_by_answer()
         except asyncio.CancelledError as cancelled:
             raise self._ended_by(self.exchange.guard.claim(cancelled)) from None
-        except AttemptFailedError:
+        except AttemptFailedError as refused:
+            status = 0 if refused.answer is None else refused.answer.status
+            self._end("error", "failed" if status >= 500 else "neutral")  # back-pressure is no sickness
             raise
         except UpstreamError as error:
-            self._end("interrupted" if self.saw_body else "error", "unreachable" if _unreachable(error) else "failed")
+            unreachable, saw_body = isinstance(error, UpstreamConnectError), self.relay.saw_body
+            self._end("interrupted" if saw_body else "error", "unreachable" if unreachable else "failed")
             if self.exchange.started:
                 raise
-            reason = "unreachable" if _unreachable(error) else "protocol"
-            raise AttemptFailedError(error, retryable=not self.saw_body, reason=reason) from error
+            reason = "unreachable" if unreachable else "protocol"
+            raise AttemptFailedError(error, retryable=not saw_body, reason=reason) from error
         finally:
             self._settle()
+
+    def _end_by_answer(self) -> None:
+        """The answer is complete. One that reports an error inside its own stream is none."""
+        stream, status = self.relay.stream, self.relay.status or 0
+        if stream is not None and stream.has_error:
+            self._end("error", "neutral")
+        else:
+            self._end("ok" if status < 300 else "error", "sound")
 
     def _end(self, status: OutcomeStatus, health: Health) -> None:
         self._status, self._health = status, health
@@ -142,7 +129,9 @@ class Attempt:
         error = UpstreamTimeoutError(message, instance_id=name)
         if self.exchange.started:
             return error
-        return AttemptFailedError(error, retryable=not self.saw_body and reason.limit != "deadline", reason="timeout")
+        return AttemptFailedError(
+            error, retryable=not self.relay.saw_body and reason.limit != "deadline", reason="timeout"
+        )
 
     # ---- ledger and health ---------------------------------------------------------------------------------------
 
@@ -171,10 +160,7 @@ class Attempt:
     def _settle(self) -> None:
         """Release the ledger entry by way of the outcome, once, and say what it means for the instance's health."""
         now = self.gateway.clock()
-        stream, usage = self.stream, self.usage
-        if stream is not None:
-            usage = stream.usage
-        num_content = 0 if stream is None else stream.num_content
+        usage, num_content = self.relay.usage, self.relay.num_content
         began = usage is not None or num_content > 0
         prompt_tokens = usage.prompt_tokens if usage is not None else self.candidate.prompt_tokens
         output_tokens = usage.output_tokens if usage is not None else num_content
@@ -188,7 +174,7 @@ class Attempt:
             prompt_tokens=prompt_tokens if began else None,
             output_tokens=output_tokens if began else None,
             cost_usd=cost_usd(card, prompt_tokens or 0, output_tokens) if began else None,
-            http_status=self.http_status,
+            http_status=self.relay.status,
         )
         self.gateway.router.observe(self.outcome, now)
         if self._health == "sound":
@@ -202,6 +188,10 @@ class Attempt:
         self.gateway.telemetry.attempted(self.outcome, self.candidate.model)
         if usage is not None:
             self.gateway.token_ratio.observe(self.candidate.model, self.request.num_counted_tokens, usage.prompt_tokens)
+
+    def _first_token(self, now: float) -> None:
+        self.first_token_s = now
+        self.gateway.fleet.first_token_seen(self.ledger_id, now)
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
@@ -237,137 +227,3 @@ class Attempt:
         if not put and not request.own_keys:
             return request.body
         return splice(request.body, put=put, remove=request.own_keys)
-
-    # ---- receiving -----------------------------------------------------------------------------------------------
-
-    async def _receive(self, response: aiohttp.ClientResponse) -> None:
-        self.http_status = status = response.status
-        if status in (408, 429) or status >= 500:
-            answer = await self._read_refusal(response)
-            self.exchange.received()
-            self._end("error", "failed" if status >= 500 else "neutral")  # back-pressure is no sickness
-            error = UpstreamProtocolError(
-                f"instance '{self.target.instance_id}' answered {status}", instance_id=self.target.instance_id
-            )
-            raise AttemptFailedError(error, retryable=True, reason="upstream_status", answer=answer)
-        if 200 <= status < 300 and response.content_type == "text/event-stream":
-            await self._relay_events(response)
-        else:
-            body = await self._read_whole(response)
-            self.exchange.received()
-            if status < 300:
-                self.usage = usage_of_answer(body)
-            await self.exchange.answer(status, client_headers(response.raw_headers), body)
-        self._end("ok" if status < 300 else "error", "sound")
-
-    async def _relay_events(self, response: aiohttp.ClientResponse) -> None:
-        """Pass a stream on as it comes."""
-        self.stream = stream = EventStream(self.request.endpoint.dialect, drop_usage=self._injects_usage)
-        if await self._begin_stream(response, stream):
-            await self._continue_stream(response.content, stream)
-        if not stream.finished and not stream.has_error:
-            if not self.saw_body:
-                name = self.target.instance_id
-                raise UpstreamProtocolError(f"instance '{name}' ended its answer before it began", instance_id=name)
-            raise self._interrupted("ended its stream without an end mark")
-        await self.exchange.end_stream(stream.flush())
-
-    async def _begin_stream(self, response: aiohttp.ClientResponse, stream: EventStream) -> bool:
-        """Begin the answer with the first byte that is no comment; False when the upstream's ended without one.
-
-        Until then a real status can still be given: comments that came before are held back, then passed on first.
-        """
-        held = b""
-        while chunk := await self._read(response):
-            held += stream.feed(chunk)
-            if stream.has_data:
-                now = self.gateway.clock()
-                self.exchange.guard.limit("idle", now + self.gateway.config.resilience.idle_timeout_s)
-                self.exchange.received()
-                if stream.num_content:
-                    self._first_token(now)
-                await self.exchange.start_stream(response.status, client_headers(response.raw_headers))
-                await self.exchange.send_body(held)
-                return True
-        return False
-
-    async def _continue_stream(self, content: aiohttp.StreamReader, stream: EventStream) -> None:
-        """The hot loop: read, look, pass on."""
-        send, push, clock, feed = self.exchange.send, self.exchange.guard.push, self.gateway.clock, stream.feed
-        idle_timeout_s = self.gateway.config.resilience.idle_timeout_s
-        failure: Exception | None = None
-        while True:
-            try:
-                chunk = await content.readany()
-            except (aiohttp.ClientError, OSError) as error:
-                # What came in before the break is still in the buffer, behind the exception: it is the client's.
-                failure, chunk = error, content._read_nowait(-1)
-            if chunk:
-                now = clock()
-                push(now + idle_timeout_s)
-                out = feed(chunk)
-                if self.first_token_s is None and stream.num_content:
-                    self._first_token(now)
-                if out:
-                    await send({"type": "http.response.body", "body": out, "more_body": True})
-            if failure is not None:
-                raise self._interrupted("broke off its answer") from failure
-            if not chunk:
-                return
-
-    def _first_token(self, now: float) -> None:
-        self.first_token_s = now
-        self.gateway.fleet.first_token_seen(self.ledger_id, now)
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """The next bytes of the body, empty at its end."""
-        content = response.content
-        try:
-            chunk = await content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            # What came in before the break is still in the buffer, behind the exception: it belongs to the client.
-            chunk = content._read_nowait(-1)
-            if not chunk:
-                if not self.saw_body:
-                    raise translate(error, self.target.instance_id) from error
-                raise self._interrupted("broke off its answer") from error
-        if chunk:
-            self.saw_body = True
-        return chunk
-
-    async def _read_whole(self, response: aiohttp.ClientResponse) -> bytes:
-        """The whole body; once it began, the idle limit holds for its pauses, and the deadline for all of it."""
-        parts: list[bytes] = []
-        idle_timeout_s = self.gateway.config.resilience.idle_timeout_s
-        while chunk := await self._read(response):
-            parts.append(chunk)
-            idle_s = self.gateway.clock() + idle_timeout_s
-            if idle_s < self.exchange.deadline_s:
-                self.exchange.guard.limit("idle", idle_s)
-            else:
-                self.exchange.guard.limit("deadline", self.exchange.deadline_s)
-        return b"".join(parts)
-
-    def _interrupted(self, what: str) -> UpstreamInterruptedError:
-        name, num_content = self.target.instance_id, 0 if self.stream is None else self.stream.num_content
-        return UpstreamInterruptedError(
-            f"instance '{name}' {what} after {num_content} content events", instance_id=name, num_tokens=num_content
-        )
-
-    async def _read_refusal(self, response: aiohttp.ClientResponse) -> UpstreamAnswer:
-        """An error answer, as OpenAI clients can read it: what is no JSON is put into their shape."""
-        body, headers = b"", client_headers(response.raw_headers)
-        with contextlib.suppress(aiohttp.ClientError, OSError):
-            while len(body) < _MAX_ERROR_BYTES and (chunk := await response.content.readany()):
-                body += chunk
-        try:
-            msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            body = error_body(f"instance '{self.target.instance_id}' answered {response.status}", "server_error")
-            headers = [(name, value) for name, value in headers if name not in (b"content-type", b"content-encoding")]
-            headers.append((b"content-type", b"application/json"))
-        return UpstreamAnswer(response.status, headers, body)
-
-
-def _unreachable(error: UpstreamError) -> bool:
-    return isinstance(error, UpstreamConnectError)

@@ -13,7 +13,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from headway.errors import HeadwayError, UpstreamTimeoutError
-from headway.gateway.attempt import Attempt, AttemptFailedError
+from headway.gateway.attempt import Attempt
 from headway.gateway.decisions import DecisionRecord, decision_header
 from headway.gateway.errors import (
     DrainingError,
@@ -27,6 +27,7 @@ from headway.gateway.errors import (
 from headway.gateway.guard import ClientGoneError, Guard, LimitPassedError, Receive, Send, ShutdownError
 from headway.gateway.headers import decision_headers
 from headway.gateway.log import event, logger
+from headway.gateway.relay import AttemptFailedError
 from headway.gateway.request import ClientRequest, Endpoint, body_too_large, first_headers, parse_request, request_id
 from headway.gateway.state import Gateway, rejection_reason
 from headway.gateway.telemetry import OTHER, Served
@@ -247,9 +248,7 @@ class Exchange:
         answer = error_answer(error)
         if self.started:
             self._status = answer.status
-            inside_event = (
-                self._attempt is not None and self._attempt.stream is not None and self._attempt.stream.inside_event
-            )
+            inside_event = self._attempt is not None and self._attempt.relay.inside_event
             await self.end_stream((b"\n\n" if inside_event else b"") + error_event(error))
             return
         self.received()

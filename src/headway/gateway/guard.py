@@ -38,10 +38,22 @@ class LimitPassedError(Exception):
 class Guard:
     """Watches one request from the end of its body to the end of its answer. Use as a context manager in its task."""
 
-    __slots__ = ("_expires_s", "_limit", "_reason", "_receive", "_task", "_timer", "_timer_s", "_watch", "gone")
+    __slots__ = (
+        "_expires_s",
+        "_limit",
+        "_reason",
+        "_receive",
+        "_task",
+        "_timer",
+        "_timer_s",
+        "_watch",
+        "gone",
+        "sending",
+    )
 
     def __init__(self, receive: Receive) -> None:
         self.gone = False
+        self.sending = False  # while it is true, the client is what is waited for
         self._receive = receive
         self._task: asyncio.Task[Any] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -122,4 +134,6 @@ class Guard:
             self._arm()
         else:
             self._expires_s = float("inf")
+            if self.sending:  # a client that reads nothing for so long is as good as gone
+                self.gone = True
             self._fire(LimitPassedError(self._limit))

@@ -1,0 +1,219 @@
+"""Takes an upstream's answer to the client: streams chunk by chunk as they come, everything else whole.
+
+The first byte of a body is the watershed: before it a failure may be followed by another attempt, after it never. So
+this file notes when it was seen, and holds a stream back until its first byte that is no comment: until then a real
+status can still be given. It refuses to decide what a failure leads to; it says what happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+
+from headway.errors import HeadwayError, UpstreamInterruptedError, UpstreamProtocolError
+from headway.gateway.errors import HeaderList, error_body
+from headway.gateway.headers import client_headers
+from headway.gateway.sse import Dialect, EventStream, Usage, usage_of_answer
+from headway.gateway.upstream import translate
+
+if TYPE_CHECKING:
+    from headway.gateway.chat import Exchange
+
+_MAX_ERROR_BYTES = 1 << 20
+
+
+class UpstreamAnswer(msgspec.Struct, frozen=True):
+    """A whole answer of an upstream, read but not yet passed on."""
+
+    status: int
+    headers: HeaderList
+    body: bytes
+
+
+class AttemptFailedError(Exception):
+    """An attempt that gave the client nothing. ``answer`` is the upstream's own refusal, where it gave one."""
+
+    def __init__(
+        self, error: HeadwayError, *, retryable: bool, reason: str, answer: UpstreamAnswer | None = None
+    ) -> None:
+        self.error, self.retryable, self.reason, self.answer = error, retryable, reason, answer
+        super().__init__(str(error))
+
+
+class Relay:
+    """The way of one answer. ``idle_timeout_s`` bounds its pauses; ``on_first_token`` hears of the first token."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        instance_id: str,
+        *,
+        dialect: Dialect,
+        drop_usage: bool,
+        idle_timeout_s: float,
+        on_first_token: Callable[[float], None],
+    ) -> None:
+        self.saw_body = False
+        self.status: int | None = None
+        self.stream: EventStream | None = None
+        self._exchange, self._instance_id = exchange, instance_id
+        self._guard, self._clock = exchange.guard, exchange.gateway.clock
+        self._dialect, self._drop_usage = dialect, drop_usage
+        self._idle_timeout_s, self._on_first_token = idle_timeout_s, on_first_token
+        self._usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the upstream reported, None before it did."""
+        return self._usage if self.stream is None else self.stream.usage
+
+    @property
+    def num_content(self) -> int:
+        """Content events of a stream so far."""
+        return 0 if self.stream is None else self.stream.num_content
+
+    @property
+    def inside_event(self) -> bool:
+        """Whether what the client has seen of a stream ends inside an event."""
+        return self.stream is not None and self.stream.inside_event
+
+    async def run(self, response: aiohttp.ClientResponse) -> None:
+        """Pass the answer on.
+
+        Raises:
+            AttemptFailedError: the instance refused (408, 429, 5xx); nothing was passed on.
+            UpstreamProtocolError: it broke before the first byte of its body.
+            UpstreamInterruptedError: it broke later.
+        """
+        self.status = status = response.status
+        if status in (408, 429) or status >= 500:
+            answer = await self._read_refusal(response)
+            raise AttemptFailedError(
+                self._broken(f"answered {status}"), retryable=True, reason="upstream_status", answer=answer
+            )
+        if 200 <= status < 300 and response.content_type == "text/event-stream":
+            await self._pass_events(response)
+            return
+        body = await self._read_whole(response)
+        self._exchange.received()
+        if status < 300:
+            self._usage = usage_of_answer(body)
+        await self._exchange.answer(status, client_headers(response.raw_headers), body)
+
+    # ---- streams -------------------------------------------------------------------------------------------------
+
+    async def _pass_events(self, response: aiohttp.ClientResponse) -> None:
+        self.stream = stream = EventStream(self._dialect, drop_usage=self._drop_usage)
+        if await self._begin(response, stream):
+            await self._continue(response.content, stream)
+        if not stream.finished and not stream.has_error:
+            if not self.saw_body:
+                raise self._broken("ended its answer before it began")
+            raise self._interrupted("ended its stream without an end mark")
+        await self._exchange.end_stream(stream.flush())
+
+    async def _begin(self, response: aiohttp.ClientResponse, stream: EventStream) -> bool:
+        """Begin the answer with the first byte that is no comment; False when the upstream's ended without one.
+
+        Comments that came before are held back, then passed on first.
+        """
+        held = b""
+        while chunk := await self._read(response.content):
+            held += stream.feed(chunk)
+            if stream.has_data:
+                now = self._clock()
+                self._guard.limit("idle", now + self._idle_timeout_s)
+                self._exchange.received()
+                if stream.num_content:
+                    self._on_first_token(now)
+                await self._exchange.start_stream(response.status, client_headers(response.raw_headers))
+                await self._exchange.send_body(held)
+                return True
+        return False
+
+    async def _continue(self, content: aiohttp.StreamReader, stream: EventStream) -> None:
+        """The hot loop: read, look, pass on."""
+        guard, clock, feed, send = self._guard, self._clock, stream.feed, self._exchange.send
+        idle_timeout_s = self._idle_timeout_s
+        waits_for_token = stream.num_content == 0
+        failure: Exception | None = None
+        while True:
+            guard.push(clock() + idle_timeout_s)
+            try:
+                chunk = await content.readany()
+            except (aiohttp.ClientError, OSError) as error:
+                failure, chunk = error, _behind_the_failure(content)
+            if chunk:
+                out = feed(chunk)
+                if waits_for_token and stream.num_content:
+                    waits_for_token = False
+                    self._on_first_token(clock())
+                if out:
+                    guard.sending = True
+                    await send({"type": "http.response.body", "body": out, "more_body": True})
+                    guard.sending = False
+            if failure is not None:
+                raise self._interrupted("broke off its answer") from failure
+            if not chunk:
+                return
+
+    # ---- whole answers -------------------------------------------------------------------------------------------
+
+    async def _read_whole(self, response: aiohttp.ClientResponse) -> bytes:
+        """The whole body; once it began, the idle limit holds for its pauses, and the deadline for all of it."""
+        parts: list[bytes] = []
+        deadline_s = self._exchange.deadline_s
+        while chunk := await self._read(response.content):
+            parts.append(chunk)
+            idle_s = self._clock() + self._idle_timeout_s
+            if idle_s < deadline_s:
+                self._guard.limit("idle", idle_s)
+            else:
+                self._guard.limit("deadline", deadline_s)
+        return b"".join(parts)
+
+    async def _read_refusal(self, response: aiohttp.ClientResponse) -> UpstreamAnswer:
+        """An error answer, as OpenAI clients can read it: what is no JSON is put into their shape."""
+        body, headers = b"", client_headers(response.raw_headers)
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            while len(body) < _MAX_ERROR_BYTES and (chunk := await response.content.readany()):
+                body += chunk
+        try:
+            msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            body = error_body(f"instance '{self._instance_id}' answered {response.status}", "server_error")
+            headers = [(name, value) for name, value in headers if name not in (b"content-type", b"content-encoding")]
+            headers.append((b"content-type", b"application/json"))
+        return UpstreamAnswer(response.status, headers, body)
+
+    async def _read(self, content: aiohttp.StreamReader) -> bytes:
+        """The next bytes of the body, empty at its end."""
+        try:
+            chunk = await content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            chunk = _behind_the_failure(content)
+            if not chunk:
+                if not self.saw_body:
+                    raise translate(error, self._instance_id) from error
+                raise self._interrupted("broke off its answer") from error
+        self.saw_body = self.saw_body or bool(chunk)
+        return chunk
+
+    def _broken(self, what: str) -> UpstreamProtocolError:
+        return UpstreamProtocolError(f"instance '{self._instance_id}' {what}", instance_id=self._instance_id)
+
+    def _interrupted(self, what: str) -> UpstreamInterruptedError:
+        return UpstreamInterruptedError(
+            f"instance '{self._instance_id}' {what} after {self.num_content} content events",
+            instance_id=self._instance_id,
+            num_tokens=self.num_content,
+        )
+
+
+def _behind_the_failure(content: aiohttp.StreamReader) -> bytes:
+    """What came in before a connection broke: the reader keeps it behind the exception, and it is the client's."""
+    return content._read_nowait(-1)
