@@ -41,6 +41,7 @@ int64_t Engine::advance(double seconds) {
   }
   seconds -= residual_s_;
   residual_s_ = 0;
+  scheduler_.watch_anew();
   int64_t started = 0;
   while (seconds > 0 && !scheduler_.livelocked()) {
     int64_t run = scheduler_.decode_run();
@@ -157,6 +158,7 @@ void Engine::find_open_step() {
   }
   open_.ahead = std::make_unique<Scheduler>(scheduler_);
   open_.ahead->set_phantoms(1);
+  open_.ahead->watch_anew();
   seek_open_step(num_steps_, total_);
 }
 

@@ -54,7 +54,8 @@ int32_t Scheduler::new_slot(const RequestInput& input) {
     }
   }
   free_ -= r.blocks;
-  livelocked_ = head_blocked_ = false;
+  head_blocked_ = false;
+  watch_anew();
   return slot;
 }
 
@@ -118,7 +119,8 @@ int32_t Scheduler::submit(const RequestInput& input) {
 }
 
 void Scheduler::remove(int32_t slot) {
-  livelocked_ = head_blocked_ = false;
+  head_blocked_ = false;
+  watch_anew();
   free_ += blocks(slot);
   if (request(slot).place == Place::kRunning) {
     if (request(slot).on_clock) {

@@ -141,6 +141,12 @@ class Scheduler {
   // The residents preempt each other in a cycle and none will ever give another output (they need more blocks than
   // exist). Only a request that comes or goes from outside can end it.
   bool livelocked() const { return livelocked_; }
+  // Looks for livelock from here on: what was seen before belongs to another question.
+  void watch_anew() {
+    livelocked_ = false;
+    preempting_steps_ = 0;
+    remember_next_at_ = 1;
+  }
   // Requests that count for the long-prefill threshold although they are not here (the imagined newcomer).
   void set_phantoms(int64_t count) { num_phantoms_ = count; }
 
