@@ -45,6 +45,7 @@ def serve(
         print(f"headway serve: listening on {address}", flush=True)
         gc.collect()
         gc.freeze()  # what start-up made lives as long as the process: no collection needs to look at it again
+        gc.set_threshold(20_000, 20, 20)  # thousands of streams hold many objects that make no cycles
 
     if port is not None and not 0 <= port <= 65535:
         raise ConfigError(f"must be between 0 and 65535, not {port}", key="--port")

@@ -32,7 +32,7 @@ class Usage(NamedTuple):
     output_tokens: int
 
 
-class _Delta(Struct):
+class _Delta(Struct, gc=False):
     content: Raw = _ABSENT
     reasoning_content: Raw = _ABSENT
     reasoning: Raw = _ABSENT
@@ -41,36 +41,36 @@ class _Delta(Struct):
     refusal: Raw = _ABSENT
 
 
-class _Choice(Struct):
+class _Choice(Struct, gc=False):
     delta: _Delta | None = None
     text: Raw = _ABSENT
     finish_reason: Raw = _ABSENT
 
 
-class _ChatEvent(Struct):
+class _ChatEvent(Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: Raw = _ABSENT
     error: Raw = _ABSENT
 
 
-class _ResponsesBody(Struct):
+class _ResponsesBody(Struct, gc=False):
     usage: Raw = _ABSENT
 
 
-class _ResponsesEvent(Struct):
+class _ResponsesEvent(Struct, gc=False):
     type: str = ""
     delta: Raw = _ABSENT
     response: _ResponsesBody | None = None
 
 
-class _UsageBody(Struct):
+class _UsageBody(Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
 
 
-class _Answer(Struct):
+class _Answer(Struct, gc=False):
     usage: Raw = _ABSENT
 
 
