@@ -90,7 +90,7 @@ class AdminRoutes:
             pass  # parse_request says what is wrong
         parsed = parse_request(endpoint, headers, body)
         name = request_id(headers)
-        record, refusal = gateway.decide(gateway.query_of(parsed, name, arrival_s), name)
+        record, refusal = gateway.decide(gateway.query_of(parsed, name, arrival_s), name, counted=False)
         if isinstance(refusal, RequestError):
             raise refusal
         return _json(decision_as_json(record))

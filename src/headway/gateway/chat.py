@@ -150,6 +150,7 @@ class Exchange:
                     instance=self._attempt.candidate.instance_id,
                     attempt=self._num_attempts,
                     error=str(failed),
+                    cause=None if failed.error.__cause__ is None else repr(failed.error.__cause__),
                 )
             if not failure.retryable:
                 break
@@ -179,7 +180,8 @@ class Exchange:
         if failure.answer is None:
             raise failure.error
         answer = failure.answer
-        headers = [*answer.headers, (b"x-should-retry", b"false")]
+        headers = [(name, value) for name, value in answer.headers if name != b"x-should-retry"]
+        headers.append((b"x-should-retry", b"false"))
         if answer.status == 429:
             headers.append((b"x-headway-reason", b"upstream"))
             if not any(name == b"retry-after" for name, _ in headers):

@@ -7,7 +7,6 @@ that fails is reported once, not per poll; its instance then shows as stale and 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
@@ -101,24 +100,8 @@ class Feeds:
             event(logging.WARNING, "snapshot_error", instance=instance_id, error=message)
 
 
-async def poll_snapshots_forever(feeds: Feeds, router: Router, clock: Callable[[], float] = time.monotonic) -> None:
-    """Keep the fleet's view right while no request comes. Runs until cancelled."""
-    while True:
-        now = clock()
-        feeds.poll(now)
-        router.fleet.age(now)
-        feeds.report_problems()
-        await asyncio.sleep(IDLE_POLL_S)
-
-
-async def poll_gauges_forever(feeds: Feeds, upstreams: Upstreams, targets: dict[str, UpstreamTarget]) -> None:
-    """Read the gauges of engines without snapshots. Runs until cancelled."""
-    while feeds.gauged:
-        await asyncio.gather(*(_read_gauges(feeds, upstreams, targets[name]) for name in feeds.gauged))
-        await asyncio.sleep(GAUGE_POLL_S)
-
-
-async def _read_gauges(feeds: Feeds, upstreams: Upstreams, target: UpstreamTarget) -> None:
+async def read_gauges(feeds: Feeds, upstreams: Upstreams, target: UpstreamTarget) -> None:
+    """Read one engine's gauges into ``feeds``; what cannot be read is forgotten rather than kept."""
     try:
         async with upstreams.get(target.metrics_url, timeout_s=_GAUGE_TIMEOUT_S) as response:
             text = await response.content.read(_MAX_METRICS_BYTES) if response.status == 200 else b""

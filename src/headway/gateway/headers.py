@@ -22,7 +22,7 @@ _NOT_TO_UPSTREAM = HOP_BY_HOP | frozenset(
 )
 _CREDENTIALS = frozenset(b"authorization cookie x-api-key api-key".split())
 _NOT_TO_CLIENT = HOP_BY_HOP | frozenset(
-    b"content-length date server set-cookie alt-svc x-request-id x-should-retry x-accel-buffering".split()
+    b"content-length date server set-cookie alt-svc x-request-id x-accel-buffering".split()
 )
 
 

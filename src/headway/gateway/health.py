@@ -7,7 +7,6 @@ itself. Client errors and an upstream's 429 say nothing about health. This file 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -111,14 +110,8 @@ class HealthBoard:
         event(level, "breaker", instance=instance_id, state=state, failures=breaker.failures)
 
 
-async def probe_forever(board: HealthBoard, upstreams: Upstreams, targets: dict[str, UpstreamTarget]) -> None:
-    """Ask the instances that are out whether they are back. Runs until cancelled."""
-    while True:
-        await asyncio.sleep(PROBE_INTERVAL_S)
-        await asyncio.gather(*(_probe(board, upstreams, targets[instance_id]) for instance_id in board.due()))
-
-
-async def _probe(board: HealthBoard, upstreams: Upstreams, target: UpstreamTarget) -> None:
+async def probe(board: HealthBoard, upstreams: Upstreams, target: UpstreamTarget) -> None:
+    """Ask an instance that is out whether it is back."""
     try:
         async with upstreams.get(target.health_url, timeout_s=_PROBE_TIMEOUT_S) as response:
             # Hosted APIs have no such path: there any answer below 500 shows that somebody is at home.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -17,9 +17,10 @@ from headway.assembly import build_router, model_card
 from headway.config import Config
 from headway.errors import HeadwayError, RejectedError, RequestError
 from headway.gateway.decisions import DecisionRecord, DecisionStore
-from headway.gateway.feeds import Feeds, poll_gauges_forever, poll_snapshots_forever
+from headway.gateway.feeds import GAUGE_POLL_S, IDLE_POLL_S, Feeds, read_gauges
 from headway.gateway.guard import Guard
-from headway.gateway.health import HealthBoard, probe_forever
+from headway.gateway.health import PROBE_INTERVAL_S, HealthBoard, probe
+from headway.gateway.log import logger
 from headway.gateway.request import ClientRequest
 from headway.gateway.telemetry import OTHER, PoolCollector, Telemetry
 from headway.gateway.token_ratio import TokenRatio
@@ -73,10 +74,25 @@ class Gateway:
         self._started_s = self.clock()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(poll_snapshots_forever(self.feeds, self.router, self.clock)),
-            loop.create_task(poll_gauges_forever(self.feeds, self.upstreams, self.targets)),
-            loop.create_task(probe_forever(self.health, self.upstreams, self.targets)),
+            loop.create_task(_every(IDLE_POLL_S, "poll_snapshots", self._poll_snapshots)),
+            loop.create_task(_every(GAUGE_POLL_S, "poll_gauges", self._poll_gauges)),
+            loop.create_task(_every(PROBE_INTERVAL_S, "probe", self._probe)),
         ]
+
+    async def _poll_snapshots(self) -> None:
+        """Keep the fleet's view right while no request comes."""
+        now = self.clock()
+        self.feeds.poll(now)
+        self.fleet.age(now)
+        self.feeds.report_problems()
+
+    async def _poll_gauges(self) -> None:
+        await asyncio.gather(
+            *(read_gauges(self.feeds, self.upstreams, self.targets[name]) for name in self.feeds.gauged)
+        )
+
+    async def _probe(self) -> None:
+        await asyncio.gather(*(probe(self.health, self.upstreams, self.targets[name]) for name in self.health.due()))
 
     async def stop(self) -> None:
         """Stop watching and close everything."""
@@ -149,8 +165,10 @@ class Gateway:
             excluded_instances=excluded,
         )
 
-    def decide(self, query: Query, request_id: str, attempt: int = 1) -> tuple[DecisionRecord, HeadwayError | None]:
-        """The decision, kept in the log, and the router's refusal where there is one."""
+    def decide(
+        self, query: Query, request_id: str, attempt: int = 1, *, counted: bool = True
+    ) -> tuple[DecisionRecord, HeadwayError | None]:
+        """The decision, kept in the log, and the router's refusal where there is one. ``counted``: in the metrics."""
         self.feeds.poll(self.clock())
         now = self.clock()
         started_s = time.perf_counter()
@@ -160,7 +178,8 @@ class Gateway:
         except HeadwayError as error:
             refusal, decision = error, self.router.explain(query, now)
         decision = msgspec.structs.replace(decision, decision_s=time.perf_counter() - started_s)
-        self.telemetry.decided(decision)
+        if counted:
+            self.telemetry.decided(decision)
         return self.decisions.add(request_id, attempt, decision), refusal
 
     # ---- readiness -----------------------------------------------------------------------------------------------
@@ -173,6 +192,16 @@ class Gateway:
         if silent and self.clock() - self._started_s < READY_GRACE_S:
             return f"waiting up to {READY_GRACE_S:g} s for the first snapshot of {', '.join(sorted(silent))}"
         return None
+
+
+async def _every(interval_s: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
+    """Do ``step`` again and again until cancelled; a step that fails is logged, and the next one still comes."""
+    while True:
+        try:
+            await step()
+        except Exception:
+            logger.exception("background_error", extra={"fields": {"task": name}})
+        await asyncio.sleep(interval_s)
 
 
 def rejection_reason(error: HeadwayError) -> str:
