@@ -145,14 +145,22 @@ def test_a_request_that_outgrows_the_cache_does_not_hang_the_clock(step_time: St
     assert "a" in engine
 
 
-def test_long_uptime_costs_no_precision() -> None:
+@pytest.mark.parametrize(
+    "clock",
+    [
+        StepTime.linear(b0=1.7e-3, b1=2.3e-6, b2=4e-8, b3=2e-10, b_seq=4e-6),
+        StepTime.knee(b0=1.7e-3, b1_below=2.3e-6, b1_above=3e-5, knee=33.0, b2=4e-8, b3=2e-10),
+        StepTime.six_term(b0=2.6e-3, bp=2e-6, bpp=2e-10, bd=2e-5, bs=4e-8, bss=2e-13),
+    ],
+    ids=lambda clock: clock.form,
+)
+def test_long_uptime_costs_no_precision(clock: StepTime) -> None:
     """After weeks of replayed time a first token is as exact as on a fresh engine of the same state."""
-    clock = StepTime.linear(b0=1.7e-3, b1=2.3e-6, b2=4e-8, b3=2e-10)
     long = limits(max_num_batched_tokens=2048, max_model_len=2_000_000, block_size=16, num_blocks=2_000_000)
     engine = ReplayedEngine(long, clock)
-    for day in range(60):
+    for day in range(30):
         engine.submit(fresh(f"r{day}", 1000, 1_900_000))
-        engine.advance(3600.0)
+        engine.advance(86_400.0)
         engine.submit(fresh(f"s{day}", 5000, 40))
         engine.advance(0.01)
         fresh_engine = ReplayedEngine.from_state(engine.state(), clock)
