@@ -490,6 +490,7 @@ class SeqlockReader {
 
 NB_MODULE(_core, m) {
   m.doc() = "Token-batch replay and the shared-memory slot, natively.";
+  nb::set_leak_warnings(false);  // a process may exit while its fleet still holds engines
 
   nb::class_<TokenBatch>(m, "TokenBatch")
       .def_ro("num_scheduled_tokens", &TokenBatch::num_scheduled_tokens)

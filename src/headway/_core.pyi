@@ -65,13 +65,19 @@ class ReplayedEngine:
     def first_token(self, prompt_tokens: int, priority: int = 0, arrival_s: float | None = None) -> Replay:
         """Replay a newcomer of this many prompt tokens. Cached until the state changes (FCFS)."""
     def ttft_s(self, prompt_tokens: int) -> float:
-        """As ``first_token(prompt_tokens).ttft_s`` without building a result; infinite where the prompt can never run."""
+        """``first_token(prompt_tokens).ttft_s`` without a result object; infinite where the prompt can never run."""
 
 class EngineGroup:
     """Many engines, asked in one call. Engines are kept alive; refill them in place with ``load``."""
 
     def __init__(self, engines: Sequence[ReplayedEngine]) -> None: ...
-    def first_tokens(self, prompt_tokens: NDArray[np.int64], ttft_s: NDArray[np.float64], wait_s: NDArray[np.float64], priority: int = 0) -> None:
+    def first_tokens(
+        self,
+        prompt_tokens: NDArray[np.int64],
+        ttft_s: NDArray[np.float64],
+        wait_s: NDArray[np.float64],
+        priority: int = 0,
+    ) -> None:
         """Fill ``ttft_s`` and ``wait_s`` (one entry per engine; +inf where it cannot run)."""
 
 def batch_time_s(step_time: StepTime, chunks: Sequence[tuple[int, int, bool]]) -> float:
