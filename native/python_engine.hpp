@@ -1,0 +1,232 @@
+// The replayed engine as Python sees it: ids instead of slots, Structs instead of inputs.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python_values.hpp"
+
+namespace headway::python {
+
+using namespace nb::literals;
+
+struct TokenBatch {
+  nb::dict num_scheduled_tokens;
+  nb::list preempted, first_tokens, finished;
+  int64_t free_blocks = 0;
+  double time_s = 0;
+};
+
+class ReplayedEngine {
+ public:
+  ReplayedEngine(nb::object limits, nb::object step_time)
+      : limits_(std::move(limits)), engine_(std::make_unique<Engine>(limits_from(limits_), step_time_from(step_time))) {}
+
+  static ReplayedEngine* from_state(nb::handle state, nb::object step_time) {
+    auto engine = std::make_unique<ReplayedEngine>(state.attr("limits"), std::move(step_time));
+    engine->fill(state);
+    return engine.release();
+  }
+
+  void load(nb::handle state) {
+    ReplayedEngine fresh(state.attr("limits"), engine_->step_time());
+    fresh.fill(state);
+    std::swap(*this, fresh);
+  }
+
+  void submit(nb::handle request) {
+    const RequestInput input = request_from(request, limits());
+    nb::object id = checked_id(request);
+    check_holdings(input);
+    remember(engine_->submit(input), std::move(id));
+  }
+
+  bool cancel(nb::handle request_id) {
+    const nb::object slot = nb::steal(PyObject_CallMethod(slots_.ptr(), "pop", "OO", request_id.ptr(), Py_None));
+    if (!slot.is_valid()) throw nb::python_error();
+    if (slot.is_none()) return false;
+    engine_->remove(nb::cast<int32_t>(slot));
+    ids_[nb::cast<size_t>(slot)] = nb::object();
+    return true;
+  }
+
+  TokenBatch step() {
+    TokenBatch batch;
+    batch.time_s = engine_->step();
+    const Scheduler& s = scheduler();
+    for (const headway::Chunk& chunk : s.chunks()) batch.num_scheduled_tokens[id(chunk.slot)] = chunk.tokens;
+    for (const int32_t slot : s.preempted()) batch.preempted.append(id(slot));
+    for (const int32_t slot : s.first_tokens()) batch.first_tokens.append(id(slot));
+    for (const int32_t slot : s.finished()) batch.finished.append(id(slot));
+    batch.free_blocks = s.free_after();
+    forget_departed();
+    return batch;
+  }
+
+  int64_t advance(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0) {
+      fail_input("seconds", "must be finite and at least 0, not " + std::to_string(seconds));
+    }
+    const int64_t started = engine_->advance(seconds);
+    if (started > 0) forget_departed();
+    return started;
+  }
+
+  ReplayedEngine* clone() const {
+    auto copy = std::make_unique<ReplayedEngine>(*this);
+    return copy.release();
+  }
+
+  ReplayedEngine(const ReplayedEngine& other)
+      : limits_(other.limits_), engine_(std::make_unique<Engine>(*other.engine_)), ids_(other.ids_) {
+    slots_.update(other.slots_);
+  }
+  ReplayedEngine(ReplayedEngine&&) = default;
+  ReplayedEngine& operator=(ReplayedEngine&&) = default;
+
+  FirstToken replay(nb::handle request) {
+    const RequestInput newcomer = request_from(request, limits());
+    checked_id(request);
+    check_holdings(newcomer);
+    if (newcomer.output > 0) fail_input("output_tokens", "a newcomer has no output yet");
+    return engine_->first_token(newcomer);
+  }
+
+  FirstToken first_token(nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s) {
+    RequestInput r = newcomer(as_count(prompt_tokens, "prompt_tokens", 1), as_count(priority, "priority", -kMaxCount));
+    r.arrival = as_arrival(arrival_s);
+    check_prompt(limits(), r.prompt);
+    return engine_->first_token(r);
+  }
+
+  // As first_token, but infinite instead of an error where the prompt cannot run here.
+  FirstToken first_token_or_never(int64_t prompt_tokens, int64_t priority) {
+    const Limits& l = limits();
+    if (prompt_tokens < 1 || prompt_tokens > l.max_model_len - 1 ||
+        scheduler().blocks_for(prompt_tokens) > l.num_blocks - 1) {
+      return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), 0};
+    }
+    return engine_->first_token(newcomer(prompt_tokens, priority));
+  }
+
+  nb::list requests(const headway::List& list) const {
+    const nb::object type = types().attr("EngineRequest");
+    nb::list out;
+    const Scheduler& s = scheduler();
+    for (int32_t slot = list.first; slot >= 0; slot = s.next_of(slot)) {
+      const headway::Request& r = s.request(slot);
+      out.append(type("request_id"_a = id(slot), "prompt_tokens"_a = r.prompt, "computed_tokens"_a = s.computed(slot),
+                      "output_tokens"_a = s.output(slot), "target_output_tokens"_a = r.target_output,
+                      "max_tokens"_a = r.max_tokens == 0 ? nb::object(nb::none()) : nb::int_(r.max_tokens),
+                      "priority"_a = r.priority,
+                      "arrival_s"_a = std::isfinite(r.arrival) ? nb::object(nb::float_(r.arrival)) : nb::none(),
+                      "num_blocks"_a = s.blocks(slot)));
+    }
+    return out;
+  }
+
+  nb::object state() const {
+    return types().attr("EngineState")("limits"_a = limits_, "running"_a = nb::tuple(requests(scheduler().running())),
+                                       "waiting"_a = nb::tuple(requests(scheduler().waiting())),
+                                       "residual_s"_a = engine_->residual_s(),
+                                       "free_blocks"_a = scheduler().free_blocks());
+  }
+
+  bool contains(nb::handle request_id) const { return slots_.contains(request_id); }
+  const Scheduler& scheduler() const { return engine_->scheduler(); }
+  double residual_s() const { return engine_->residual_s(); }
+
+ private:
+  ReplayedEngine(nb::object limits, const StepTime& step_time)
+      : limits_(std::move(limits)), engine_(std::make_unique<Engine>(limits_from(limits_), step_time)) {}
+
+  const Limits& limits() const { return scheduler().limits(); }
+
+  nb::object checked_id(nb::handle request) const {
+    nb::object id = get(request, names().id);
+    if (!nb::isinstance<nb::str>(id)) fail_input("request_id", "must be a string");
+    if (slots_.contains(id)) {
+      fail_input("request_id", "'" + nb::cast<std::string>(id) + "' is already in this engine");
+    }
+    return id;
+  }
+
+  void check_holdings(const RequestInput& r) const {
+    const int64_t held = r.num_blocks < 0 ? scheduler().blocks_for(r.computed) : r.num_blocks;
+    if (held > scheduler().free_blocks()) {
+      fail_input("num_blocks", "holds " + std::to_string(held) + " blocks, only " +
+                                   std::to_string(scheduler().free_blocks()) + " are free");
+    }
+  }
+
+  static RequestInput newcomer(int64_t prompt_tokens, int64_t priority) {
+    RequestInput r;
+    r.prompt = prompt_tokens;
+    r.priority = priority;
+    r.arrival = std::numeric_limits<double>::quiet_NaN();
+    return r;
+  }
+
+  void remember(int32_t slot, nb::object id) {
+    slots_[id] = slot;
+    if (ids_.size() <= static_cast<size_t>(slot)) ids_.resize(static_cast<size_t>(slot) + 1);
+    ids_[static_cast<size_t>(slot)] = std::move(id);
+  }
+
+  const nb::object& id(int32_t slot) const { return ids_[static_cast<size_t>(slot)]; }
+
+  // Drops the ids of requests that ended. A long advance() ends many at once, so the map is compared, not notified.
+  void forget_departed() {
+    const Scheduler& s = scheduler();
+    if (static_cast<int64_t>(slots_.size()) == s.num_requests()) return;
+    for (size_t slot = 0; slot < ids_.size(); ++slot) {
+      if (ids_[slot].is_valid() && s.request(static_cast<int32_t>(slot)).place == headway::Place::kNowhere) {
+        if (slots_.contains(ids_[slot])) PyDict_DelItem(slots_.ptr(), ids_[slot].ptr());
+        ids_[slot] = nb::object();
+      }
+    }
+  }
+
+  void fill(nb::handle state) {
+    const Limits& l = limits();
+    const nb::object running = state.attr("running");
+    const nb::object waiting = state.attr("waiting");
+    if (static_cast<int64_t>(nb::len(running)) > l.max_num_seqs) {
+      fail_input("running", std::to_string(nb::len(running)) + " requests, max_num_seqs is " +
+                                std::to_string(l.max_num_seqs));
+    }
+    for (nb::handle request : running) {
+      const RequestInput input = request_from(request, l);
+      nb::object id = checked_id(request);
+      remember(engine_->place_running(input), std::move(id));
+    }
+    for (nb::handle request : waiting) {
+      const RequestInput input = request_from(request, l);
+      nb::object id = checked_id(request);
+      remember(engine_->submit(input), std::move(id));
+    }
+    const int64_t unheld = scheduler().free_blocks();
+    if (unheld < 0) {
+      fail_input("num_blocks", "requests hold " + std::to_string(l.num_blocks - 1 - unheld) + " blocks, only " +
+                                   std::to_string(l.num_blocks - 1) + " exist");
+    }
+    if (nb::object free = state.attr("free_blocks"); !free.is_none()) {
+      const int64_t given = as_count(free, "free_blocks", 0);
+      if (given > unheld) {
+        fail_input("free_blocks", std::to_string(given) + " free and " + std::to_string(l.num_blocks - 1 - unheld) +
+                                      " held are more than the " + std::to_string(l.num_blocks - 1) + " that exist");
+      }
+      engine_->scheduler().set_free_blocks(given);
+    }
+    engine_->set_residual(as_seconds(state.attr("residual_s"), "residual_s"));
+  }
+
+  nb::object limits_;
+  std::unique_ptr<Engine> engine_;
+  std::vector<nb::object> ids_;  // by slot
+  nb::dict slots_;               // id -> slot
+};
+
+}  // namespace headway::python
