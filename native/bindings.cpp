@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "python_engine.hpp"
+#include "python_truth.hpp"
 #include "seqlock.hpp"
 
 namespace nb = nanobind;
@@ -23,6 +24,7 @@ namespace {
 using headway::Features;
 using headway::FirstToken;
 using headway::StepTime;
+using headway::Workload;
 
 nb::object as_replay(const FirstToken& first) {
   return types().attr("Replay")(first.ttft_s, first.wait_s, first.num_steps);
@@ -134,6 +136,16 @@ NB_MODULE(_core, m) {
       .def_ro("finished", &TokenBatch::finished)
       .def_ro("time_s", &TokenBatch::time_s);
 
+  nb::class_<Workload>(m, "Workload")
+      .def_ro("num_running", &Workload::num_running)
+      .def_ro("num_waiting", &Workload::num_waiting)
+      .def_ro("num_prefills", &Workload::num_prefills)
+      .def_ro("prefill_tokens", &Workload::prefill_tokens)
+      .def_ro("prefill_pairs", &Workload::prefill_pairs)
+      .def_ro("num_decodes", &Workload::num_decodes)
+      .def_ro("context_tokens", &Workload::context_tokens)
+      .def_ro("decode_tokens", &Workload::decode_tokens);
+
   nb::class_<ReplayedEngine>(m, "ReplayedEngine")
       .def(nb::init<nb::object, nb::object>(), "limits"_a, "step_time"_a)
       .def_static("from_state", &ReplayedEngine::from_state, "state"_a, "step_time"_a, nb::rv_policy::take_ownership)
@@ -152,6 +164,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("residual_s", &ReplayedEngine::residual_s)
       .def_prop_ro("remaining_prefill_tokens",
                    [](const ReplayedEngine& e) { return e.scheduler().remaining_prefill_tokens(); })
+      .def("workload", [](const ReplayedEngine& e) { return e.scheduler().workload(); })
       .def("__contains__", &ReplayedEngine::contains, "request_id"_a)
       .def("replay", [](ReplayedEngine& e, nb::handle request) { return as_replay(e.replay(request)); }, "request"_a)
       .def("first_token",
@@ -168,6 +181,20 @@ NB_MODULE(_core, m) {
       // Arrays are filled in place: a converted copy would be filled and thrown away.
       .def("first_tokens", &EngineGroup::first_tokens, "prompt_tokens"_a.noconvert(), "ttft_s"_a.noconvert(),
            "wait_s"_a.noconvert(), "priority"_a = 0);
+
+  nb::class_<TruthInstance>(m, "TruthEngine")
+      .def(nb::init<nb::object, nb::handle, double, double, double, double, double, uint64_t>(), "limits"_a,
+           "step_time"_a, nb::kw_only(), "noise"_a, "stall_probability"_a, "stall_mean_s"_a, "gap_low_s"_a,
+           "gap_high_s"_a, "seed"_a)
+      .def("submit", &TruthInstance::submit, "request_id"_a, nb::kw_only(), "prompt_tokens"_a,
+           "target_output_tokens"_a, "predicted_output_tokens"_a, "max_tokens"_a, "priority"_a = 0, "now"_a)
+      .def("run_until", &TruthInstance::run_until, "now"_a)
+      .def("mirror", &TruthInstance::mirror, "view"_a)
+      .def("clone", [](const TruthInstance& e) { return new TruthInstance(e); }, nb::rv_policy::take_ownership)
+      .def_prop_ro("num_running", [](const TruthInstance& e) { return e.engine().scheduler().running().size; })
+      .def_prop_ro("num_waiting", [](const TruthInstance& e) { return e.engine().scheduler().waiting().size; })
+      .def_prop_ro("free_blocks", [](const TruthInstance& e) { return e.engine().scheduler().free_blocks(); })
+      .def_prop_ro("num_steps", [](const TruthInstance& e) { return e.engine().num_steps(); });
 
   m.def("batch_time_s", &batch_time_s, "step_time"_a, "chunks"_a);
 

@@ -134,6 +134,18 @@ class ReplayedEngine {
                                        "free_blocks"_a = scheduler().free_blocks());
   }
 
+  // Filling without Structs, for mirrors of an engine on this side: inputs are taken as right.
+  void clear(nb::object limits, const Limits& native_limits) {
+    limits_ = std::move(limits);
+    engine_ = std::make_unique<Engine>(native_limits, engine_->step_time());
+    ids_.clear();
+    slots_.clear();
+  }
+  void place(const RequestInput& input, nb::object id) { remember(engine_->place_running(input), std::move(id)); }
+  void queue(const RequestInput& input, nb::object id) { remember(engine_->submit(input), std::move(id)); }
+  void set_residual(double seconds) { engine_->set_residual(seconds); }
+  const StepTime& step_time() const { return engine_->step_time(); }
+
   bool contains(nb::handle request_id) const { return slots_.contains(request_id); }
   const Scheduler& scheduler() const { return engine_->scheduler(); }
   double residual_s() const { return engine_->residual_s(); }

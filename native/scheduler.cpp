@@ -287,6 +287,30 @@ void Scheduler::rebase_clock() {
   }
 }
 
+Workload Scheduler::workload() const {
+  Workload w;
+  w.num_running = running_.size;
+  w.num_waiting = waiting_.size;
+  for (const List* list : {&running_, &waiting_}) {
+    for (int32_t slot = list->first; slot >= 0; slot = request(slot).next) {
+      const Request& r = request(slot);
+      const int64_t done = computed(slot);
+      const int64_t given = output(slot);
+      w.decode_tokens += std::max<int64_t>(r.end_output - given, 0);
+      if (list == &running_) w.context_tokens += done;
+      const int64_t rest = r.prompt + given - done;
+      if (rest == 1 && given > 0) {
+        w.num_decodes += 1;
+        continue;
+      }
+      w.num_prefills += 1;
+      w.prefill_tokens += rest;
+      w.prefill_pairs += static_cast<double>(rest) * static_cast<double>(rest + 2 * done);
+    }
+  }
+  return w;
+}
+
 int64_t Scheduler::remaining_prefill_tokens() const {
   int64_t total = 0;
   for (const int32_t slot : tracked_) total += request(slot).prompt + request(slot).output - request(slot).computed;

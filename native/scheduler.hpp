@@ -51,6 +51,18 @@ struct Admission {
   int64_t blocks = 0;
 };
 
+// What the residents of an engine still have before them: sums over running and waiting requests.
+struct Workload {
+  int64_t num_running = 0;
+  int64_t num_waiting = 0;
+  int64_t num_prefills = 0;      // residents whose prompt (or recompute) is not complete
+  int64_t prefill_tokens = 0;    // tokens these still have to prefill
+  double prefill_pairs = 0;      // of these p tokens with c computed before them: sum of p*p + 2*p*c
+  int64_t num_decodes = 0;       // residents that only decode
+  int64_t context_tokens = 0;    // computed tokens of all running requests
+  int64_t decode_tokens = 0;     // outputs expected yet, of all residents
+};
+
 enum class Place : uint8_t { kNowhere, kRunning, kWaiting };
 
 struct Request {
@@ -137,6 +149,7 @@ class Scheduler {
   void set_free_blocks(int64_t free) { free_ = free; }
   int64_t num_decodes() const { return num_on_clock_; }
   int64_t num_requests() const { return running_.size + waiting_.size; }
+  Workload workload() const;  // O(residents)
   int64_t remaining_prefill_tokens() const;
   // The residents preempt each other in a cycle and none will ever give another output (they need more blocks than
   // exist). Only a request that comes or goes from outside can end it.

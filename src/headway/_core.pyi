@@ -26,6 +26,32 @@ class TokenBatch:
     def time_s(self) -> float:
         """Duration without noise; 0 when there was nothing to do."""
 
+class Workload:
+    """What the residents of an engine, running and waiting, still have before them."""
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_prefills(self) -> int:
+        """Residents whose prompt (or recompute after a preemption) is not complete."""
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens that these still have to prefill."""
+    @property
+    def prefill_pairs(self) -> float:
+        """Σ p² + 2·p·c over these: p tokens still to prefill, c computed before them."""
+    @property
+    def num_decodes(self) -> int:
+        """Residents that only decode."""
+    @property
+    def context_tokens(self) -> int:
+        """Computed tokens of all running requests."""
+    @property
+    def decode_tokens(self) -> int:
+        """Output tokens expected yet, of all residents."""
+
 class ReplayedEngine:
     """The scheduler of one engine, replayed natively."""
 
@@ -59,6 +85,8 @@ class ReplayedEngine:
     @property
     def remaining_prefill_tokens(self) -> int:
         """Σ over all requests, running and waiting, of the tokens still to prefill."""
+    def workload(self) -> Workload:
+        """Sums over the residents as they stand; O(residents)."""
     def __contains__(self, request_id: str) -> bool: ...
     def replay(self, request: EngineRequest) -> Replay:
         """Replay this newcomer without submitting it."""
@@ -79,6 +107,50 @@ class EngineGroup:
         priority: int = 0,
     ) -> None:
         """Fill ``ttft_s`` and ``wait_s`` (one entry per engine; +inf where it cannot run)."""
+
+class TruthEngine:
+    """A simulated engine under its true, noisy clock (see ``native/truth.hpp``). For the lab only."""
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        step_time: StepTime,
+        *,
+        noise: float,
+        stall_probability: float,
+        stall_mean_s: float,
+        gap_low_s: float,
+        gap_high_s: float,
+        seed: int,
+    ) -> None: ...
+    def submit(
+        self,
+        request_id: str,
+        *,
+        prompt_tokens: int,
+        target_output_tokens: int,
+        predicted_output_tokens: float,
+        max_tokens: int,
+        priority: int = 0,
+        now: float,
+    ) -> None:
+        """Queue a request that arrives at ``now``; call ``run_until(now)`` first. ``max_tokens`` 0: no limit."""
+    def run_until(self, now: float) -> list[tuple[float, str, bool]]:
+        """Start every batch that begins before ``now``; returns (time_s, request id, whether it ended) of the first
+        tokens and ends in them, the batch in flight included: its events lie at or after ``now``."""
+    def mirror(self, view: ReplayedEngine) -> float:
+        """Fill ``view`` with what a router may know of this engine, and return the time at which it stands there: the
+        start of the batch in flight, with that batch completed and its duration by ``view``'s clock as residual."""
+    def clone(self) -> TruthEngine: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def free_blocks(self) -> int: ...
+    @property
+    def num_steps(self) -> int:
+        """Steps started so far."""
 
 def batch_time_s(step_time: StepTime, chunks: Sequence[tuple[int, int, bool]]) -> float:
     """Duration of a batch of ``(num_scheduled_tokens, context_before, is_decode)`` chunks."""

@@ -334,9 +334,7 @@ class Estimate(Struct, frozen=True):
     snapshot_age_s: float | None = None
 
 
-Verdict = Literal[
-    "feasible", "late", "context", "unhealthy", "draining", "quality", "budget", "excluded", "saturated"
-]
+Verdict = Literal["feasible", "late", "context", "unhealthy", "draining", "quality", "budget", "excluded", "saturated"]
 
 
 class Candidate(Struct, frozen=True):
