@@ -17,7 +17,7 @@ SOURCE = Path(headway.__file__).parent
 NATIVE_USERS = (
     "__init__.py",
     "types.py",
-    "fleet.py",
+    "fleet/",
     "estimate/",
     "snapshot/shared_memory.py",
     "engines/",
@@ -51,12 +51,12 @@ def test_only_named_rooms_import_the_native_module() -> None:
     uses = re.compile(r"^\s*(from headway\._core import|from headway import _core|import headway\._core)", re.MULTILINE)
     users = [str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if uses.search(path.read_text())]
     assert [user for user in users if not user.startswith(NATIVE_USERS)] == []
-    assert "fleet.py" in users
+    assert "fleet/fleet_view.py" in users
 
 
 def test_core_draws_no_global_random_numbers() -> None:
     """Random policies take a Generator; the core never touches numpy's global state."""
-    rooms = ["router.py", "fleet.py", "types.py", "errors.py", "policy", "estimate", "predict"]
+    rooms = ["router.py", "fleet/", "types.py", "errors.py", "policy", "estimate", "predict"]
     files = [path for room in rooms for path in [SOURCE / room, *(SOURCE / room).rglob("*.py")] if path.is_file()]
     calls = re.compile(r"(np|numpy)\.random\.(?!Generator\b)\w+")
     assert [str(path) for path in files if calls.search(path.read_text())] == []

@@ -1,0 +1,6 @@
+"""The fleet as the router knows it: one replayed engine per instance, aged to ``now``."""
+
+from headway.fleet.fleet_view import FleetView
+from headway.fleet.view import DEFAULT_OUTPUT_TOKENS, InstanceView, LedgerEntry, survival_target_tokens
+
+__all__ = ["DEFAULT_OUTPUT_TOKENS", "FleetView", "InstanceView", "LedgerEntry", "survival_target_tokens"]

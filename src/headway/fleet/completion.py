@@ -1,0 +1,116 @@
+"""From a snapshot taken mid-batch to an engine between steps.
+
+An engine publishes while a batch is in flight. Here that batch is brought to its end, the requests shown are matched
+with the ledger, and each resident gets the length it is expected to have. Nothing is guessed that the snapshot says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from headway._core import batch_time_s
+from headway.fleet.view import InstanceView, survival_target_tokens
+from headway.types import EngineRequest, EngineState, Instance, Snapshot, SnapshotRequest, StepTime
+
+_ENGINE_ID_PREFIXES = ("chatcmpl-", "cmpl-")
+
+
+def complete(view: InstanceView, snapshot: Snapshot, step_time: StepTime, default_output_tokens: float) -> EngineState:
+    """The state at the end of the batch in flight, whose duration is the residual.
+
+    vLLM raises ``num_computed_tokens`` in ``schedule()`` but appends the output in the update: a request whose
+    computed tokens equal its tokens gets one output here, and those that thereby end leave with their blocks.
+    """
+    _match_ledger(view, snapshot)
+    max_model_len = snapshot.limits.max_model_len
+    chunks: list[tuple[int, int, bool]] = []
+    free_blocks = snapshot.free_blocks
+    running: list[EngineRequest] = []
+    for r in snapshot.running:
+        output_tokens = r.output_tokens
+        tokens = r.prompt_tokens + output_tokens
+        if r.scheduled_tokens > 0:
+            context = r.computed_tokens - r.scheduled_tokens
+            chunks.append((r.scheduled_tokens, context, output_tokens > 0 and context == tokens - 1))
+            if r.computed_tokens == tokens:
+                output_tokens += 1
+                tokens += 1
+        ended = 0 < r.max_tokens <= output_tokens or tokens >= max_model_len
+        if ended or view.ledger_ids[r.request_id] in view.released:
+            free_blocks += r.num_blocks
+        else:
+            running.append(_resident(view, r, output_tokens, default_output_tokens))
+    waiting = [
+        _resident(view, r, r.output_tokens, default_output_tokens)
+        for r in snapshot.waiting
+        if view.ledger_ids[r.request_id] not in view.released
+    ]
+    return EngineState(
+        limits=snapshot.limits,
+        running=running,
+        waiting=waiting,
+        residual_s=batch_time_s(step_time, chunks) if chunks else 0.0,
+        free_blocks=free_blocks,
+    )
+
+
+def _match_ledger(view: InstanceView, snapshot: Snapshot) -> None:
+    """Find the ledger's names of the requests shown; names once found are kept while they are shown."""
+    known, found = view.ledger_ids, {}
+    for r in (*snapshot.running, *snapshot.waiting):
+        engine_id = r.request_id
+        ledger_id = known.get(engine_id)
+        if ledger_id is None:
+            ledger_id = _ledger_id(engine_id, view.ledger, view.released)
+            entry = view.ledger.get(ledger_id) if ledger_id is not None else None
+            if entry is not None:
+                entry.engine_id = engine_id
+        found[engine_id] = ledger_id
+    view.ledger_ids = found
+
+
+def _resident(
+    view: InstanceView, r: SnapshotRequest, output_tokens: int, default_output_tokens: float
+) -> EngineRequest:
+    ledger_id = view.ledger_ids[r.request_id]
+    entry = view.ledger.get(ledger_id) if ledger_id is not None else None
+    predicted_tokens = default_output_tokens if entry is None else entry.predicted_output_tokens
+    return EngineRequest(
+        request_id=r.request_id,
+        prompt_tokens=r.prompt_tokens,
+        computed_tokens=r.computed_tokens,
+        output_tokens=output_tokens,
+        target_output_tokens=survival_target_tokens(predicted_tokens, output_tokens, r.max_tokens),
+        max_tokens=r.max_tokens or None,
+        priority=r.priority,
+        arrival_s=r.arrival_s,
+        num_blocks=r.num_blocks,
+    )
+
+
+def _ledger_id(engine_id: str, *ledgers: Container[str]) -> str | None:
+    """The ledger's name of a request that the engine calls ``cmpl-<name>-0`` or the like."""
+    name = engine_id
+    for prefix in _ENGINE_ID_PREFIXES:
+        if name.startswith(prefix):
+            name = name[len(prefix) :]
+            break
+    for candidate in (engine_id, name, name.rpartition("-")[0], name.rpartition("-")[0].rpartition("-")[0]):
+        for ledger in ledgers:
+            if candidate in ledger:
+                return candidate
+    return None
+
+
+def mismatch(instance: Instance, snapshot: Snapshot) -> str | None:
+    """What the snapshot says of the engine that the configuration does not, in words."""
+    if instance.limits is not None and instance.limits != snapshot.limits:
+        differing = [
+            name
+            for name in snapshot.limits.__struct_fields__
+            if getattr(snapshot.limits, name) != getattr(instance.limits, name)
+        ]
+        return f"the engine's limits differ from the configured ones: {', '.join(differing)}"
+    if not f"{snapshot.engine_version}.".startswith(f"{instance.engine}."):  # vllm-0.32 covers vllm-0.32.0
+        return f"the engine is {snapshot.engine_version}, the configuration says {instance.engine}"
+    return None

@@ -1,0 +1,80 @@
+"""One instance of the fleet as it stands, and the requests booked on it.
+
+Plain state with the rule of a resident's expected length; what moves it is in the other files of this room.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from headway._core import ReplayedEngine, TruthEngine
+from headway.types import Instance, Snapshot
+
+#: Output tokens expected of a request of which nothing is known.
+DEFAULT_OUTPUT_TOKENS = 256.0
+#: Observed ÷ estimated TTFT at the 90 % quantile, for an instance whose profile does not say.
+DEFAULT_TTFT_RATIO_P90 = 1.1
+#: Over how long bookings are averaged to an arrival rate, seconds.
+ARRIVAL_RATE_WINDOW_S = 10.0
+
+
+def survival_target_tokens(predicted_tokens: float, output_tokens: int, max_tokens: int | None) -> int:
+    """The whole answer expected of a request that has given ``output_tokens`` so far.
+
+    Remaining = max(predicted − done, max(64, done/4)): a request that outlives its prediction is expected to go on,
+    never to end at once, because a phantom end would free KV blocks that are not free.
+    """
+    remaining = max(predicted_tokens - output_tokens, 64.0, output_tokens / 4)
+    target = output_tokens + math.ceil(remaining)
+    return target if max_tokens is None or max_tokens <= 0 else max(min(target, max_tokens), output_tokens + 1)
+
+
+class LedgerEntry(Struct):
+    """A request that was sent to an instance and has not ended yet."""
+
+    request_id: str
+    index: int
+    prompt_tokens: int
+    predicted_output_tokens: float
+    max_tokens: int | None
+    priority: int
+    booked_s: float
+    first_token_s: float | None = None
+    engine_id: str | None = None  # its id inside the engine, once a snapshot showed it
+
+
+class InstanceView:
+    """One instance as it stands. Owned by :class:`FleetView`; read by estimators and the router.
+
+    ``engine`` is None while nothing can be replayed; ``stale`` tells that state was there but is too old;
+    ``snapshot`` is what it last showed, at ``shown_s``; ``problem`` says in words what is wrong with the state.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.engine: ReplayedEngine | None = None
+        self.stale = False
+        self.problem: str | None = None
+        self.snapshot: Snapshot | None = None
+        self.mirrored: TruthEngine | None = None  # in the lab, what stands in for a snapshot
+        self.shown_s: float | None = None  # when the engine last showed itself
+        self.snapshot_age_s: float | None = None
+        self.num_outstanding = 0
+        self.healthy = True
+        self.draining = False
+        self.arrival_rate_per_s = 0.0
+        calibration = instance.calibration
+        self.ttft_ratio_p90 = DEFAULT_TTFT_RATIO_P90 if calibration is None else calibration.ttft_ratio_p90
+        self.ledger: dict[str, LedgerEntry] = {}
+        self.released: dict[str, float] = {}
+        self.aged_to_s = 0.0
+        self.fresh_until_s = 0.0
+        self.snapshot_is_new = False
+        self.rate_at_s = 0.0
+        self.ledger_ids: dict[str, str | None] = {}  # engine id -> ledger id, of the requests last shown
+
+    def arrival_rate_at(self, now: float) -> float:
+        """Bookings per second, averaged over the last ten seconds or so; fades while nothing is booked."""
+        return self.arrival_rate_per_s * math.exp(-max(now - self.rate_at_s, 0.0) / ARRIVAL_RATE_WINDOW_S)
