@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from headway.errors import ConfigError
 
@@ -14,6 +15,7 @@ def engine(
     port: int = 8000,
     host: str = "127.0.0.1",
     shared_memory: str | None = None,
+    step_log: Path | None = None,
     seed: int = 0,
     time_scale: float = 1.0,
 ) -> int:
@@ -35,6 +37,8 @@ def engine(
         The address to listen on.
     shared_memory
         Segment in /dev/shm that receives a snapshot after every step.
+    step_log
+        File that receives one JSON line per step, for ``headway calibrate``; what was there is replaced.
     seed
         Seeds step noise, stalls, drawn answer lengths and generated request ids.
     time_scale
@@ -60,6 +64,7 @@ def engine(
         host=host,
         port=port,
         segment=shared_memory,
+        step_log=step_log,
         seed=seed,
         time_scale=time_scale,
     )

@@ -12,12 +12,14 @@ import gc
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 from msgspec import Struct
 
 from headway.engines.openai_server import OpenAIServer
-from headway.engines.simulated import SimulatedEngine
+from headway.engines.simulated import SimulatedEngine, step_log_header
+from headway.engines.step_log import StepLogWriter
 from headway.engines.vllm_metrics import EngineMetrics
 from headway.errors import ConfigError, HeadwayError
 from headway.profiles import TruthProfile
@@ -27,7 +29,8 @@ _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they cl
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
-    """What ``headway engine`` was told. ``port`` 0 takes a free one; ``segment`` None publishes nothing."""
+    """What ``headway engine`` was told. ``port`` 0 takes a free one; ``segment`` None publishes nothing, ``step_log``
+    None logs no steps."""
 
     truth: TruthProfile
     model: str
@@ -36,6 +39,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     segment: str | None
     seed: int
     time_scale: float
+    step_log: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -56,7 +60,7 @@ def serve(options: EngineOptions) -> None:
     """Serve until a signal comes.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or the step log not be written.
         SnapshotError: the segment is in use or cannot be created.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -73,8 +77,12 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 async def _serve(options: EngineOptions) -> None:
     bound = _bind(options.host, options.port)
-    sink = None if options.segment is None else SharedMemoryWriter(options.segment)
+    sink = step_sink = None
     try:
+        if options.step_log is not None:
+            step_sink = StepLogWriter(options.step_log, step_log_header(options.truth))
+        if options.segment is not None:
+            sink = SharedMemoryWriter(options.segment)
         metrics = EngineMetrics(options.model, options.truth.limits)
         engine = SimulatedEngine(
             options.truth,
@@ -82,6 +90,7 @@ async def _serve(options: EngineOptions) -> None:
             instance_id=options.segment or options.model,
             observer=metrics,
             sink=sink,
+            step_sink=step_sink,
             time_scale=options.time_scale,
         )
         app = OpenAIServer(engine, metrics, model=options.model, seed=options.seed)
@@ -89,6 +98,8 @@ async def _serve(options: EngineOptions) -> None:
     finally:
         if sink is not None:
             sink.close()
+        if step_sink is not None:
+            step_sink.close()
         bound.close()
 
 

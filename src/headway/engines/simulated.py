@@ -4,7 +4,7 @@ A batch starts when the one before ended, or when a request arrives at an idle e
 says, and gives its tokens at its end. All that happens on the virtual clock, which counts on the machine's monotonic
 clock but only ever waits for it: a process that wakes late does not push later batches back, and a request that came
 after a batch's virtual start does not join it, however late the process ran. No model, no GPU, no tokens of meaning;
-and no estimator may look in here, snapshots are all it gets.
+and no estimator may look in here: snapshots, and a step log to calibrate from, are all that leaves it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from headway._core import ReplayedEngine
 from headway.engines.engine_view import EngineView, Resident
+from headway.engines.step_log import LoggedLimits, StepLogHeader, StepSink, logged_step
 from headway.errors import EngineInputError, SnapshotError
 from headway.profiles import TruthProfile
 from headway.types import EngineRequest, Snapshot
@@ -90,6 +92,16 @@ class StepClock:
         return float(time_s * noise + (stall_s if stalls else 0.0) + gap_s)
 
 
+def step_log_header(truth: TruthProfile) -> StepLogHeader:
+    """The first line of a simulated engine's step log. It says that nothing real was measured."""
+    return StepLogHeader(
+        engine_version=truth.engine_version,
+        hardware=f"simulated {truth.hardware} (truth profile {truth.name})",
+        model=truth.model,
+        limits=LoggedLimits(**msgspec.structs.asdict(truth.limits)),
+    )
+
+
 class SimulatedEngine:
     """One engine. ``time_scale`` X makes one simulated second last X seconds of the machine's clock."""
 
@@ -101,6 +113,7 @@ class SimulatedEngine:
         instance_id: str,
         observer: EngineObserver,
         sink: SnapshotSink | None = None,
+        step_sink: StepSink | None = None,
         time_scale: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -112,6 +125,8 @@ class SimulatedEngine:
         self._arrivals: deque[Generation] = deque()  # not yet handed to the scheduler: the virtual clock is behind them
         self._observer = observer
         self._sink = sink
+        self._step_sink = step_sink
+        self._first_step_s: float | None = None
         self._time_scale = time_scale
         self._clock = clock
         self._instance_id = instance_id
@@ -198,13 +213,17 @@ class SimulatedEngine:
         if not batch.num_scheduled_tokens and not batch.preempted:
             self._publish()
             return None
-        for generation in self.view.schedule(batch):
+        scheduled = self.view.schedule(batch)
+        for generation in scheduled:
             if generation.queue_s is None:
                 generation.queue_s = (start_s - generation.arrival_s) / self._time_scale
         if batch.preempted:
             self._observer.preempted(len(batch.preempted))
-        self._end_s = start_s + self._step_clock.duration_s(batch.time_s) * self._time_scale
+        duration_s = self._step_clock.duration_s(batch.time_s)
+        self._end_s = start_s + duration_s * self._time_scale
         self._batch_start_s = start_s
+        if self._step_sink is not None:
+            self._log_step(scheduled, start_s, duration_s, len(batch.finished))
         self._publish()
         self._watch_lag()
         return self._end_s
@@ -257,6 +276,14 @@ class SimulatedEngine:
                     arrival_s=generation.arrival_s,
                 )
             )
+
+    def _log_step(self, scheduled: list[Generation], start_s: float, duration_s: float, num_finished: int) -> None:
+        assert self._step_sink is not None
+        if self._first_step_s is None:
+            self._first_step_s = start_s
+        since_first_s = (start_s - self._first_step_s) / self._time_scale
+        step = logged_step(scheduled, start_s=since_first_s, time_s=duration_s, num_finished=num_finished)
+        self._step_sink.write(step)
 
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         generation.finish_reason = reason
