@@ -118,7 +118,7 @@ def compare_with_reference(first_seed: int, num_states: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=int, default=1500, help="workloads for the real scheduler (default 1500)")
+    parser.add_argument("--workloads", type=int, default=2500, help="workloads for the real scheduler (default 2500)")
     parser.add_argument("--states", type=int, default=100_000, help="states for the reference (default 100000)")
     parser.add_argument("--seed", type=int, default=0, help="first seed (default 0)")
     options = parser.parse_args()
