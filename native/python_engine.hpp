@@ -44,6 +44,7 @@ class ReplayedEngine {
   }
 
   bool cancel(nb::handle request_id) {
+    index_ids();
     const nb::object slot = nb::steal(PyObject_CallMethod(slots_.ptr(), "pop", "OO", request_id.ptr(), Py_None));
     if (!slot.is_valid()) throw nb::python_error();
     if (slot.is_none()) return false;
@@ -80,7 +81,7 @@ class ReplayedEngine {
   }
 
   ReplayedEngine(const ReplayedEngine& other)
-      : limits_(other.limits_), engine_(std::make_unique<Engine>(*other.engine_)), ids_(other.ids_) {
+      : limits_(other.limits_), engine_(std::make_unique<Engine>(*other.engine_)), ids_(other.ids_), is_indexed_(other.is_indexed_) {
     slots_.update(other.slots_);
   }
   ReplayedEngine(ReplayedEngine&&) = default;
@@ -140,13 +141,17 @@ class ReplayedEngine {
     engine_ = std::make_unique<Engine>(native_limits, engine_->step_time());
     ids_.clear();
     slots_.clear();
+    is_indexed_ = false;
   }
-  void place(const RequestInput& input, nb::object id) { remember(engine_->place_running(input), std::move(id)); }
-  void queue(const RequestInput& input, nb::object id) { remember(engine_->submit(input), std::move(id)); }
+  void place(const RequestInput& input, nb::object id) { note(engine_->place_running(input), std::move(id)); }
+  void queue(const RequestInput& input, nb::object id) { note(engine_->submit(input), std::move(id)); }
   void set_residual(double seconds) { engine_->set_residual(seconds); }
   const StepTime& step_time() const { return engine_->step_time(); }
 
-  bool contains(nb::handle request_id) const { return slots_.contains(request_id); }
+  bool contains(nb::handle request_id) {
+    index_ids();
+    return slots_.contains(request_id);
+  }
   const Scheduler& scheduler() const { return engine_->scheduler(); }
   double residual_s() const { return engine_->residual_s(); }
 
@@ -156,7 +161,8 @@ class ReplayedEngine {
 
   const Limits& limits() const { return scheduler().limits(); }
 
-  nb::object checked_id(nb::handle request) const {
+  nb::object checked_id(nb::handle request) {
+    index_ids();
     nb::object id = get(request, names().id);
     if (!nb::isinstance<nb::str>(id)) fail_input("request_id", "must be a string");
     if (slots_.contains(id)) {
@@ -183,6 +189,21 @@ class ReplayedEngine {
 
   void remember(int32_t slot, nb::object id) {
     slots_[id] = slot;
+    note(slot, std::move(id));
+  }
+
+  // Most mirrors are asked for a first token and thrown away: the index of ids waits until somebody asks for one.
+  void index_ids() {
+    if (is_indexed_) return;
+    is_indexed_ = true;
+    for (size_t slot = 0; slot < ids_.size(); ++slot) {
+      if (ids_[slot].is_valid() && scheduler().request(static_cast<int32_t>(slot)).place != Place::kNowhere) {
+        slots_[ids_[slot]] = static_cast<int32_t>(slot);
+      }
+    }
+  }
+
+  void note(int32_t slot, nb::object id) {
     if (ids_.size() <= static_cast<size_t>(slot)) ids_.resize(static_cast<size_t>(slot) + 1);
     ids_[static_cast<size_t>(slot)] = std::move(id);
   }
@@ -192,7 +213,7 @@ class ReplayedEngine {
   // Drops the ids of requests that ended. A long advance() ends many at once, so the map is compared, not notified.
   void forget_departed() {
     const Scheduler& s = scheduler();
-    if (static_cast<int64_t>(slots_.size()) == s.num_requests()) return;
+    if (!is_indexed_ || static_cast<int64_t>(slots_.size()) == s.num_requests()) return;
     for (size_t slot = 0; slot < ids_.size(); ++slot) {
       if (ids_[slot].is_valid() && s.request(static_cast<int32_t>(slot)).place == headway::Place::kNowhere) {
         if (slots_.contains(ids_[slot])) PyDict_DelItem(slots_.ptr(), ids_[slot].ptr());
@@ -239,6 +260,7 @@ class ReplayedEngine {
   std::unique_ptr<Engine> engine_;
   std::vector<nb::object> ids_;  // by slot
   nb::dict slots_;               // id -> slot
+  bool is_indexed_ = true;       // slots_ holds every id
 };
 
 }  // namespace headway::python

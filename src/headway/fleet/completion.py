@@ -62,7 +62,7 @@ def _match_ledger(view: InstanceView, snapshot: Snapshot) -> None:
         ledger_id = known.get(engine_id)
         if ledger_id is None:
             ledger_id = _ledger_id(engine_id, view.ledger, view.released)
-            entry = view.ledger.get(ledger_id) if ledger_id is not None else None
+            entry = view.unseen.pop(ledger_id, None) if ledger_id is not None else None
             if entry is not None:
                 entry.engine_id = engine_id
         found[engine_id] = ledger_id

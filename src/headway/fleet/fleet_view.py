@@ -35,12 +35,19 @@ class FleetView:
         *,
         stale_after_s: float = 2.0,
         default_output_tokens: float = DEFAULT_OUTPUT_TOKENS,
+        ageing: bool = True,
+        replay_ledger: bool = True,
     ) -> None:
-        """``default_output_tokens`` is expected of requests that other routers sent."""
+        """``default_output_tokens`` is expected of requests that other routers sent.
+
+        Without ``ageing`` engines stand still between snapshots, without ``replay_ledger`` what was sent since a
+        snapshot is not replayed: both exist to show what they are worth.
+        """
         self.views = [InstanceView(instance) for instance in instances]
         self._index = {instance.id: index for index, instance in enumerate(instances)}
         self._stale_after_s = stale_after_s
         self._default_output_tokens = default_output_tokens
+        self._ageing, self._replay_ledger = ageing, replay_ledger
         self._ledger: dict[str, LedgerEntry] = {}
         self._group: EngineGroup | None = None
         self._group_members: list[int] = []
@@ -107,7 +114,7 @@ class FleetView:
             request_id, index, prompt_tokens, predicted_output_tokens, max_tokens, priority, booked_s=now
         )
         view = self.views[index]
-        self._ledger[request_id] = view.ledger[request_id] = entry
+        self._ledger[request_id] = view.ledger[request_id] = view.unseen[request_id] = entry
         view.num_outstanding += 1
         view.arrival_rate_per_s, view.rate_at_s = view.arrival_rate_at(now) + 1 / ARRIVAL_RATE_WINDOW_S, now
         if view.engine is not None:
@@ -127,6 +134,7 @@ class FleetView:
             return False
         view = self.views[entry.index]
         del view.ledger[request_id]
+        view.unseen.pop(request_id, None)
         view.num_outstanding -= 1
         engine_id = entry.engine_id or request_id
         view.released[request_id] = now
@@ -196,12 +204,10 @@ class FleetView:
             return view.mirrored.num_running + view.mirrored.num_waiting > 0
         if view.snapshot is not None and (view.snapshot.running or view.snapshot.waiting):
             return True
-        return any(
-            entry.engine_id is None and now - entry.booked_s > self._stale_after_s for entry in view.ledger.values()
-        )
+        return any(now - entry.booked_s > self._stale_after_s for entry in view.unseen.values())
 
     def _advance(self, view: InstanceView, now: float) -> None:
-        if view.engine is not None and now > view.aged_to_s:
+        if view.engine is not None and now > view.aged_to_s and self._ageing:
             view.engine.advance(now - view.aged_to_s)
             view.aged_to_s = now
 
@@ -222,9 +228,9 @@ class FleetView:
             return
         view.engine = engine
         view.fresh_until_s = max(shown_s, view.aged_to_s + engine.residual_s) + self._stale_after_s
-        for entry in view.ledger.values():
+        for entry in view.unseen.values():
             ended = entry.first_token_s is not None and shown_s > entry.first_token_s
-            if entry.engine_id is None and not ended:
+            if not ended:
                 self._advance(view, min(entry.booked_s, now))
                 self._submit(view, entry)
         self._advance(view, now)
@@ -247,9 +253,8 @@ class FleetView:
             assert view.instance.limits is not None
             engine = ReplayedEngine(view.instance.limits, step_time)
         view.aged_to_s = mirrored.mirror(engine)
-        for entry in view.ledger.values():
-            if entry.engine_id is None and entry.request_id in engine:
-                entry.engine_id = entry.request_id
+        for request_id in [request_id for request_id in view.unseen if request_id in engine]:
+            view.unseen.pop(request_id).engine_id = request_id
         for request_id in reversed(view.released):
             if view.released[request_id] < shown_s:
                 break
@@ -257,7 +262,7 @@ class FleetView:
         return engine
 
     def _submit(self, view: InstanceView, entry: LedgerEntry) -> None:
-        if view.engine is None:
+        if view.engine is None or not self._replay_ledger:
             return
         try:
             view.engine.submit(

@@ -50,6 +50,8 @@ class InstanceView:
 
     ``engine`` is None while nothing can be replayed; ``stale`` tells that state was there but is too old;
     ``snapshot`` is what it last showed, at ``shown_s``; ``problem`` says in words what is wrong with the state.
+    ``clock_trusted`` is for whoever watches predicted against observed times: set it False where they part, and no
+    policy builds on the instance's step time until it is set again.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -57,6 +59,7 @@ class InstanceView:
         self.engine: ReplayedEngine | None = None
         self.stale = False
         self.problem: str | None = None
+        self.clock_trusted = True
         self.snapshot: Snapshot | None = None
         self.mirrored: TruthEngine | None = None  # in the lab, what stands in for a snapshot
         self.shown_s: float | None = None  # when the engine last showed itself
@@ -68,6 +71,7 @@ class InstanceView:
         calibration = instance.calibration
         self.ttft_ratio_p90 = DEFAULT_TTFT_RATIO_P90 if calibration is None else calibration.ttft_ratio_p90
         self.ledger: dict[str, LedgerEntry] = {}
+        self.unseen: dict[str, LedgerEntry] = {}  # those of the ledger that the engine has not shown yet
         self.released: dict[str, float] = {}
         self.aged_to_s = 0.0
         self.fresh_until_s = 0.0
