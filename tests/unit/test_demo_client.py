@@ -12,8 +12,8 @@ from aiohttp import web
 
 from headway.demo.load_client import play
 from headway.demo.score import Served
-from headway.demo.truth import MODELS, Answer
 from headway.demo.workload import DemoQuery
+from headway.lab.truth import MODELS, Answer
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 WORD = b'data: {"choices":[{"delta":{"content":"word"}}]}\n\n'

@@ -11,9 +11,9 @@ from headway.demo.pool import INSTANCES, PRICES
 from headway.demo.run import DemoReport, check_policies
 from headway.demo.score import PolicyScore, Served, score
 from headway.demo.show import conclusion, show_report
-from headway.demo.truth import Answer, Task
 from headway.demo.workload import DemoQuery, WorkloadSpec, build_workload
 from headway.errors import ConfigError
+from headway.lab.truth import Answer, Task
 
 
 def _query(number: int, task: Task = "alpaca", quality: float = 0.8) -> DemoQuery:

@@ -13,9 +13,9 @@ import pytest
 
 from headway.demo.pool import POOL, RunningEngine, gateway_config
 from headway.demo.prompt_text import write_prompt
-from headway.demo.truth import MODELS, TASKS, Task, answer
 from headway.demo.workload import WorkloadSpec, build_workload, shaped_arrivals
 from headway.errors import ConfigError, DatasetError
+from headway.lab.truth import MODELS, TASKS, Task, answer
 from headway.predict.tasks import task_type
 from headway.predict.tokens import count_tokens
 

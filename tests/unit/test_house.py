@@ -21,6 +21,7 @@ NATIVE_USERS = (
     "estimate/",
     "snapshot/shared_memory.py",
     "engines/",
+    "lab/",
     "cli/bench.py",
     "cli/version.py",
 )

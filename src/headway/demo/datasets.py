@@ -17,12 +17,9 @@ from typing import IO
 import msgspec
 from msgspec import Struct
 
-from headway.demo.truth import TASKS, Task
 from headway.errors import DatasetError
+from headway.lab.truth import PROMPT_CAP_TOKENS, TASKS, Task
 from headway.predict.tokens import count_tokens
-
-#: The longest prompt the demo sends, in tokens (the cap of the measured runs).
-PROMPT_CAP_TOKENS = 32768
 
 #: Names that data sets use for the four tasks; every other name is an instruction.
 _TASK_NAMES: dict[str, Task] = {

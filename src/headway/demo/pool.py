@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import yaml
 from msgspec import Struct
 
-from headway.demo.truth import Task
+from headway.lab.truth import Task
 from headway.predict.tasks import TaskType
 
 #: Prompt cap plus completion cap of the measured runs; also the native context of these models.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headway.demo.truth import Task
+from headway.lab.truth import Task
 from headway.predict.tokens import BYTES_PER_TOKEN, count_tokens
 
 _SLOT = re.compile(r"\{(\w+)\}")

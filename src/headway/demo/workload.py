@@ -16,22 +16,23 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from headway.demo.datasets import PROMPT_CAP_TOKENS, PromptPool, load_prompts, load_trace
+from headway.demo.datasets import PromptPool, load_prompts, load_trace
 from headway.demo.prompt_text import write_prompt
-from headway.demo.truth import MODELS, TARGET_SLOPE_MS_PER_TOKEN, TASKS, Answer, Task, answer, ttft_target_s
 from headway.errors import ConfigError, DatasetError
+from headway.lab.truth import (
+    MODELS,
+    PROMPT_TOKENS,
+    TARGET_SLOPE_MS_PER_TOKEN,
+    TASKS,
+    Answer,
+    Task,
+    answer,
+    ttft_target_s,
+)
 from headway.predict.tokens import count_tokens
 
 #: ``max_tokens`` of every query, whatever its task: the router learns nothing from it.
 MAX_TOKENS = 1024
-
-#: Prompt tokens of the generated workload, clipped lognormal: median, log-sd, min, max.
-_PROMPT_TOKENS: dict[Task, tuple[float, float, int, int]] = {
-    "alpaca": (40, 0.50, 10, 400),
-    "hotpotqa": (1400, 0.22, 500, 3500),
-    "gov_report": (9000, 0.40, 1500, PROMPT_CAP_TOKENS),
-    "writing_prompts": (42, 0.35, 10, 300),
-}
 
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True):
@@ -188,6 +189,6 @@ def _generated(seed: int) -> Iterator[tuple[Task, str]]:
     """Prompts of the four tasks, written to measure."""
     rngs = {task: _rng(seed, task) for task in TASKS}
     for task in _task_order(TASKS, _rng(seed, "tasks")):
-        median, log_sd, smallest, largest = _PROMPT_TOKENS[task]
+        median, log_sd, smallest, largest = PROMPT_TOKENS[task]
         length = round(median * float(np.exp(log_sd * rngs[task].standard_normal())))
         yield task, write_prompt(task, min(max(length, smallest), largest), rngs[task])

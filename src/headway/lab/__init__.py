@@ -1,0 +1,1 @@
+"""The lab: routing policies on simulated fleets, through the same Router as the gateway."""
