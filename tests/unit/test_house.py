@@ -24,6 +24,8 @@ NATIVE_USERS = (
     "lab/",
     "cli/bench.py",
     "cli/version.py",
+    "lab/",
+    "calibrate",
 )
 
 
