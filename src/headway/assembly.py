@@ -13,11 +13,10 @@ import numpy as np
 
 from headway.config import Config, InstanceConfig, ModelConfig
 from headway.errors import ConfigError, EngineInputError, ProfileError
-from headway.estimate.queueing import QueueingEstimator
-from headway.estimate.replay import ReplayEstimator
+from headway.estimate.registry import make_estimator
 from headway.fleet import FleetView
 from headway.policy.base import Policy
-from headway.policy.registry import make_policy
+from headway.policy.registry import POLICIES, make_policy
 from headway.predict.prior import PriorPredictor
 from headway.profiles import Profile, load_profile
 from headway.router import Router
@@ -35,7 +34,7 @@ def build_router(config: Config, *, seed: int = 0) -> Router:
         fleet=FleetView(build_instances(config)),
         models={model.name: model_card(model) for model in config.models},
         policy=_policy(config, seed),
-        estimator=ReplayEstimator(QueueingEstimator()),
+        estimator=make_estimator(POLICIES[config.routing.policy].estimator),
         predictor=PriorPredictor({model.name: model_card(model) for model in config.models}),
         lambda_per_musd=config.routing.lambda_per_musd,
         default_ttft_s=None if config.routing.default_ttft_ms is None else config.routing.default_ttft_ms / 1e3,
@@ -126,7 +125,10 @@ def _policy(config: Config, seed: int) -> Policy:
     routing = config.routing
     try:
         return make_policy(
-            routing.policy, rng=np.random.default_rng(seed), options={"delta_per_ms": routing.delta_per_ms}
+            routing.policy,
+            rng=np.random.default_rng(seed),
+            options={"delta_per_ms": routing.delta_per_ms, "fallback": routing.fallback},
         )
     except ConfigError as error:
-        raise config.error(error.key or "routing.policy", str(error)) from error
+        key = error.key or "routing.policy"
+        raise config.error(key, str(error).removeprefix(f"{key}: ")) from error

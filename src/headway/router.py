@@ -29,10 +29,10 @@ class Router:
 
     ``lambda_per_musd`` weighs cost in micro-USD against quality in [0, 1]. ``default_ttft_s`` is the target of queries
     that bring none. ``on_infeasible`` says what happens when no instance is expected to meet the target: the policy's
-    best effort, or a rejection.
+    best effort, or a rejection. A policy that has ``bind(fleet)`` is bound to ``fleet`` here.
 
     Raises:
-        ConfigError: an instance names a model that ``models`` lacks.
+        ConfigError: an instance names a model that ``models`` lacks, or an option of the policy an unknown instance.
     """
 
     def __init__(
@@ -65,6 +65,9 @@ class Router:
         self._place_models = [place.model for place in self._places]
         self._pool_models = tuple(dict.fromkeys(self._place_models))
         self._instances = {place.instance_id: place.view.instance for place in self._places}
+        bind: Callable[[FleetView], None] | None = getattr(policy, "bind", None)
+        if bind is not None:
+            bind(fleet)
         self._policy_observe: Callable[[Outcome, float], None] | None = getattr(policy, "observe", None)
 
     def decide(self, query: Query, now: float, predictions: Mapping[str, Prediction] | None = None) -> Decision:

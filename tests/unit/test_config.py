@@ -104,7 +104,6 @@ def test_complaints_name_path_line_and_key(old: str, new: str, key: str, line: i
         ("{name: hosted-large}", "{name: hosted-large, tokenizer: t.json}", "models[1].tokenizer"),
         ("{shared_memory: headway-h100-a}", '{zeromq: "tcp://10.0.0.5:7101"}', "instances[0].snapshots.zeromq"),
         ("on_infeasible: best_effort", "on_infeasible: queue", "routing.on_infeasible"),
-        ("fallback: least_ttft", "fallback: least_work", "routing.fallback"),
         ("predictor: prior", "predictor: learned", "routing.predictor"),
     ],
 )

@@ -171,7 +171,7 @@ def test_delta_chooses_the_rule_of_bear() -> None:
     ("build", "key", "words"),
     [
         (lambda: make("baer"), "routing.policy", "did you mean 'bear'"),
-        (lambda: make("x"), "routing.policy", "known: bear, latency_agnostic"),
+        (lambda: make("x"), "routing.policy", "known: bear, bear_lagrangian"),
         (lambda: make("bear", delta_perms=1.0), "routing.delta_perms", "did you mean 'delta_per_ms'"),
         (lambda: make("bear", delta_per_ms=-1.0), "routing.delta_per_ms", "at least 0"),
         (lambda: make("bear", delta_per_ms=math.nan), "routing.delta_per_ms", "finite"),

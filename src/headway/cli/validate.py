@@ -74,8 +74,11 @@ def _as_json(config: Config, instances: list[Instance]) -> dict[str, object]:
 
 def _estimate(config: Config, index: int, instance: Instance) -> str:
     """The estimator that will speak for an instance while its state comes in."""
+    from headway.policy.registry import POLICIES
+
     source = config.instances[index].snapshots
-    return "replay" if source is not None and instance.step_time is not None else "queueing"
+    by_state = POLICIES[config.routing.policy].estimator
+    return by_state if source is not None and instance.step_time is not None else "queueing"
 
 
 def _warnings(config: Config) -> list[str]:
@@ -87,9 +90,22 @@ def _warnings(config: Config) -> list[str]:
             found.append(f"instance {entry.id}: the environment variable {variable} is not set here")
         if entry.snapshots is not None and entry.profile is None:
             found.append(f"instance {entry.id}: snapshots without a profile cannot be replayed")
+    found.extend(_fallback_warnings(config))
     used = {entry.model for entry in config.instances}
     found.extend(f"model {model.name}: no instance serves it" for model in config.models if model.name not in used)
     return found
+
+
+def _fallback_warnings(config: Config) -> list[str]:
+    if config.routing.fallback != "least_work":
+        return []
+    if config.routing.on_infeasible == "reject":
+        return ["routing.fallback least_work is never used: on_infeasible is reject"]
+    return [
+        f"instance {entry.id}: without a profile its work cannot be told, and the least_work fallback leaves it out"
+        for entry in config.instances
+        if entry.profile is None
+    ]
 
 
 def _show(config: Config, instances: list[Instance]) -> None:

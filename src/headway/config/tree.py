@@ -33,7 +33,6 @@ NOT_BUILT_KEYS: dict[str, str] = {
 #: Values of later features, by key and value.
 NOT_BUILT_VALUES: dict[str, dict[str, str]] = {
     "routing.on_infeasible": {"queue": "holding queries in a queue is not built yet; use best_effort or reject"},
-    "routing.fallback": {"least_work": "the least-work fallback is not built yet; use least_ttft"},
     "routing.predictor": {"learned": "learned predictors are not built yet; use prior"},
 }
 
@@ -129,7 +128,8 @@ class Alias(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a query finds its instance. ``lambda_per_musd`` is utility per micro-USD, ``delta_per_ms`` utility per ms.
 
-    ``delta_per_ms`` 0 means a hard target (``bear`` only). ``default_ttft_ms`` is the target of queries without one.
+    ``delta_per_ms`` 0 means a hard target. ``default_ttft_ms`` is the target of queries without one. ``fallback`` is
+    where ``best_effort`` sends a query that no instance can answer in time (``bear`` with a hard target only).
     """
 
     policy: str = "bear"
@@ -138,7 +138,7 @@ class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     predictor: Literal["prior"] = "prior"
     default_ttft_ms: Annotated[float, Meta(gt=0)] | None = None
     on_infeasible: Literal["best_effort", "reject"] = "best_effort"
-    fallback: Literal["least_ttft"] = "least_ttft"
+    fallback: Literal["least_ttft", "least_work"] = "least_ttft"
 
 
 class Resilience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

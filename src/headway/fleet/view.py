@@ -50,8 +50,8 @@ class InstanceView:
 
     ``engine`` is None while nothing can be replayed; ``stale`` tells that state was there but is too old;
     ``snapshot`` is what it last showed, at ``shown_s``; ``problem`` says in words what is wrong with the state.
-    ``clock_trusted`` is for whoever watches predicted against observed times: set it False where they part, and no
-    policy builds on the instance's step time until it is set again.
+    ``clock_trusted`` is for whoever compares predicted with observed times to set: False keeps the least-work rule, which
+    would pile queries up by a wrong clock, away from the instance.
     """
 
     def __init__(self, instance: Instance) -> None:

@@ -1,8 +1,10 @@
 """BEAR: the most useful instance among those that give the first token in time.
 
 Hard rule (the latency-aware router's section on targets): among instances with ``L ≤ τ`` the largest U; if there is
-none, the smallest L. Without a target every instance is in time. Lagrangian rule, for a given δ per millisecond:
-``argmax U − δ·L`` over all instances, no target needed; at δ = 0 it *is* latency-agnostic routing, tie rule included.
+none, the smallest L, or on request the least own work (``least_work.py``). Without a target every instance is in time.
+Lagrangian rule, for a given δ per millisecond: ``argmax U − δ·L`` over all instances, no target needed; at δ = 0 it
+*is* latency-agnostic routing, tie rule included. What L means is the estimator's business: with the throughput
+estimate instead of the replay this is the ablation ``bear_throughput``.
 It refuses to price the future: a query is judged alone, not by what it does to those behind it.
 """
 
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.errors import ConfigError
+from headway.fleet import FleetView
 from headway.policy.base import (
     Rotation,
     break_tie,
@@ -24,16 +27,26 @@ from headway.policy.base import (
     ttft_s_of,
     utility_of,
 )
+from headway.policy.least_work import LeastWork
 from headway.types import Candidate, Query
 
 
 class BearPolicy:
-    """Largest utility among the feasible; where none is, the smallest estimated TTFT, equals by utility."""
+    """Largest utility among the feasible; where none is, the smallest estimated TTFT in seconds, equals by utility.
 
-    name = "bear"
+    With ``least_work`` a query that no instance can answer in time goes where it is the least own work; the smallest
+    TTFT remains where no work can be told or trusted.
+    """
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, *, name: str = "bear", least_work: LeastWork | None = None) -> None:
+        self.name = name
         self._rotation = Rotation(rng)
+        self._least_work = least_work
+
+    def bind(self, fleet: FleetView) -> None:
+        """Know the engines of this fleet, for the least own work."""
+        if self._least_work is not None:
+            self._least_work.bind(fleet)
 
     def choose(self, query: Query, candidates: Sequence[Candidate], now: float) -> int | None:
         """The most useful instance in time, else the soonest."""
@@ -44,6 +57,8 @@ class BearPolicy:
         indices = choosable(candidates)
         if not indices:
             return None
+        if self._least_work is not None and (tied := self._least_work.choose(indices, candidates)):
+            return break_tie(tied, candidates, self._rotation)
         tied = smallest_ttft(indices, candidates)
         if len(tied) > 1 and math.isfinite(ttft_s_of(candidates[tied[0]])):
             tied = largest(tied, [utility_of(candidates[index]) for index in tied])
@@ -52,17 +67,16 @@ class BearPolicy:
 
 
 class LagrangianBearPolicy:
-    """Largest ``U − δ·L`` over all choosable instances, L in milliseconds.
+    """Largest ``U − δ·L`` over all choosable instances, L in milliseconds, δ in utility per millisecond.
 
     Raises:
         ConfigError: ``delta_per_ms`` is negative or not finite.
     """
 
-    name = "bear"
-
-    def __init__(self, rng: np.random.Generator, *, delta_per_ms: float) -> None:
+    def __init__(self, rng: np.random.Generator, *, delta_per_ms: float, name: str = "bear_lagrangian") -> None:
         if not math.isfinite(delta_per_ms) or delta_per_ms < 0:
             raise ConfigError(f"must be finite and at least 0, not {delta_per_ms!r}", key="routing.delta_per_ms")
+        self.name = name
         self._rotation = Rotation(rng)
         self._delta_per_s = delta_per_ms * 1e3
 

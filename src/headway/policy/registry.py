@@ -1,13 +1,12 @@
 """The names by which configuration, command line and lab ask for a policy: one row each.
 
-A row is a factory and the line that help texts show. Options that do not belong to the named policy are refused, so
-that a knob never turns in vain.
+A row is a factory, the line that help texts show, the options it takes and the estimator its rule is stated for.
+Options that do not belong to the named policy are refused, so that a knob never turns in vain.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,62 +14,115 @@ import numpy as np
 from headway.errors import ConfigError
 from headway.policy.base import Policy
 from headway.policy.bear import BearPolicy, LagrangianBearPolicy
+from headway.policy.history_percentiles import HistoryPercentilesPolicy
 from headway.policy.latency_agnostic import LatencyAgnosticPolicy
+from headway.policy.least_work import LeastWork
+from headway.policy.options import Options, number, unknown, word
+from headway.policy.power_of_two import PowerOfTwoPolicy
 from headway.policy.random_choice import RandomPolicy
+from headway.policy.remaining_prefill import RemainingPrefillPolicy
 from headway.policy.round_robin import RoundRobinPolicy
+from headway.policy.routebalance import RouteBalancePolicy
+from headway.policy.score import ScorePolicy
 from headway.policy.shortest_queue import ShortestQueuePolicy
+from headway.policy.unfinished_over_speed import UnfinishedOverSpeedPolicy
+
+#: Where ``bear`` sends a query that no instance can answer in time.
+FALLBACKS = ("least_ttft", "least_work")
+#: Values with which an option asks for nothing: other policies let them pass.
+_NEUTRAL = {"delta_per_ms": 0.0, "fallback": "least_ttft"}
 
 
 class PolicyRow(NamedTuple):
-    """How to make a policy, what it does in one line, and the options it takes."""
+    """How to make a policy, what it does in one line, the options it takes, and the estimator it is stated for."""
 
-    factory: Callable[[np.random.Generator, Mapping[str, float]], Policy]
+    factory: Callable[[np.random.Generator, Options], Policy]
     description: str
     options: tuple[str, ...] = ()
+    estimator: str = "replay"
 
 
-def _make_bear(rng: np.random.Generator, options: Mapping[str, float]) -> Policy:
-    delta_per_ms = options.get("delta_per_ms", 0.0)
-    return LagrangianBearPolicy(rng, delta_per_ms=delta_per_ms) if delta_per_ms else BearPolicy(rng)
+def _make_bear(rng: np.random.Generator, options: Options) -> Policy:
+    delta_per_ms = number(options, "delta_per_ms", 0.0)
+    fallback = word(options, "fallback", "least_ttft", FALLBACKS)
+    if delta_per_ms == 0.0:
+        return BearPolicy(rng, least_work=LeastWork() if fallback == "least_work" else None)
+    if fallback != "least_ttft":
+        raise ConfigError(
+            "has no meaning with delta_per_ms, under which no instance is too late", key="routing.fallback"
+        )
+    return LagrangianBearPolicy(rng, delta_per_ms=delta_per_ms, name="bear")
+
+
+def _make_bear_throughput(rng: np.random.Generator, options: Options) -> Policy:
+    fallback = word(options, "fallback", "least_ttft", FALLBACKS)
+    return BearPolicy(rng, name="bear_throughput", least_work=LeastWork() if fallback == "least_work" else None)
 
 
 POLICIES: dict[str, PolicyRow] = {
     "bear": PolicyRow(
         _make_bear,
         "largest utility among the instances in time, else the smallest TTFT; with delta_per_ms, largest U − δ·TTFT",
+        ("delta_per_ms", "fallback"),
+    ),
+    "bear_lagrangian": PolicyRow(
+        lambda rng, options: LagrangianBearPolicy(rng, delta_per_ms=number(options, "delta_per_ms", 0.0)),
+        "largest U − δ·TTFT, whatever the target; at δ = 0 the same as latency_agnostic",
         ("delta_per_ms",),
+    ),
+    "bear_throughput": PolicyRow(
+        _make_bear_throughput,
+        "bear's rule on the prefill-throughput estimate instead of the replay",
+        ("fallback",),
+        "prefill_throughput",
     ),
     "latency_agnostic": PolicyRow(
         lambda rng, _: LatencyAgnosticPolicy(rng), "largest utility, however late the answer would come"
     ),
+    "score": PolicyRow(
+        ScorePolicy,
+        "largest utility less a price on the seconds to the answer's end",
+        ("form", "price_per_s", "price", "decode_tokens_per_s", "token_s"),
+    ),
+    "routebalance": PolicyRow(
+        RouteBalancePolicy,
+        "largest weighted sum of quality, relative cheapness and relative quickness",
+        ("weight_quality", "weight_cost", "weight_latency"),
+    ),
+    "history_percentiles": PolicyRow(
+        HistoryPercentilesPolicy, "the model with the shortest observed tails of TTFT and TPOT", ("window", "warmup")
+    ),
+    "remaining_prefill": PolicyRow(
+        lambda rng, _: RemainingPrefillPolicy(rng), "least fitted prefill time of residents and query"
+    ),
+    "unfinished_over_speed": PolicyRow(
+        UnfinishedOverSpeedPolicy, "fewest requests under way per unit of a constant speed", ("speeds",)
+    ),
     "shortest_queue": PolicyRow(lambda rng, _: ShortestQueuePolicy(rng), "fewest requests under way"),
+    "power_of_two": PolicyRow(
+        lambda rng, _: PowerOfTwoPolicy(rng), "of two instances drawn at random, the one with fewer requests"
+    ),
     "round_robin": PolicyRow(lambda _, __: RoundRobinPolicy(), "every instance in turn"),
     "random": PolicyRow(lambda rng, _: RandomPolicy(rng), "any instance with the same probability"),
 }
 
 
-def make_policy(name: str, *, rng: np.random.Generator, options: Mapping[str, float] | None = None) -> Policy:
+def make_policy(name: str, *, rng: np.random.Generator, options: Options | None = None) -> Policy:
     """A new policy by its registered name. ``rng`` is its own source of draws: give each policy one of its own.
 
-    Options: ``delta_per_ms`` (``bear``; 0 means the hard target). A zero option of another policy is let pass, so that
-    one configuration can be replayed under every policy.
+    Options are those of its row, described with the policy. A neutral one (``delta_per_ms`` 0, ``fallback``
+    ``least_ttft``) is let pass by every policy, so that one configuration can be replayed under all of them.
 
     Raises:
         ConfigError: an unknown name or option, with the nearest known one, or an option out of range.
     """
     row = POLICIES.get(name)
     if row is None:
-        raise ConfigError(_unknown("policy", name, POLICIES), key="routing.policy")
+        raise ConfigError(unknown("policy", name, POLICIES), key="routing.policy")
     known = {option for other in POLICIES.values() for option in other.options}
     for option, value in (options or {}).items():
         if option not in known:
-            raise ConfigError(_unknown("policy option", option, known), key=f"routing.{option}")
-        if value and option not in row.options:
+            raise ConfigError(unknown("policy option", option, known), key=f"routing.{option}")
+        if option not in row.options and value != _NEUTRAL.get(option):
             raise ConfigError(f"policy {name} does not take it", key=f"routing.{option}")
     return row.factory(rng, options or {})
-
-
-def _unknown(kind: str, name: str, known: Mapping[str, object] | set[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-    return f"unknown {kind} {name!r}; {hint}"
