@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from headway.errors import ConfigError
 from headway.fleet import FleetView
@@ -35,16 +35,16 @@ def number(options: Options, key: str, default: float, *, minimum: float = 0.0) 
     return _checked(options.get(key, default), f"routing.{key}", minimum)
 
 
-def word(options: Options, key: str, default: str, known: Iterable[str]) -> str:
+def word(options: Options, key: str, default: str, known: Collection[str]) -> str:
     """One of the ``known`` words.
 
     Raises:
         ConfigError: another value; ``.key`` names the option.
     """
     value = options.get(key, default)
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ConfigError(unknown("value", str(value), known), key=f"routing.{key}")
-    return str(value)
+    return value
 
 
 def by_instance(options: Options, key: str) -> dict[str, float]:
