@@ -1,4 +1,4 @@
-"""Prompts files and traces: what is read, what is dropped, and what a malformed one says."""
+"""Prompts files: what is read, what is dropped, and what a malformed one says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.demo.datasets import load_prompts, load_trace
+from headway.demo.datasets import load_prompts
 from headway.errors import DatasetError
 
 
@@ -79,28 +79,3 @@ def test_an_unreadable_file_is_named(tmp_path: Path, damage: str) -> None:
     with pytest.raises(DatasetError) as caught:
         load_prompts([path])
     assert caught.value.path == str(path)
-
-
-def test_a_trace_gives_sorted_arrivals(tmp_path: Path) -> None:
-    """The column arrival_s is read wherever it stands, and arrivals come back in order."""
-    path = _write(tmp_path / "t.csv.gz", "tokens,arrival_s\n5,2.5\n\n7,0\n9,1e1\n")
-    assert load_trace(path) == [0.0, 2.5, 10.0]
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
-        ("tokens\n5\n", 1, "column 'arrival_s'"),
-        ("", 1, "column 'arrival_s'"),
-        ("arrival_s\n0\nsoon\n", 3, "must be a number"),
-        ("tokens,arrival_s\n5,1\n5\n", 3, "must be a number"),
-        ("arrival_s\n0\ninf\n", 3, "must be finite"),
-        ("arrival_s\n3\n3\n", None, "two different"),
-    ],
-)
-def test_a_malformed_trace_is_named(tmp_path: Path, text: str, line: int | None, message: str) -> None:
-    """A trace without arrivals, or with one that is no finite number, raises a DatasetError with path and line."""
-    path = _write(tmp_path / "t.csv", text)
-    with pytest.raises(DatasetError, match=message) as caught:
-        load_trace(path)
-    assert (caught.value.path, caught.value.line) == (str(path), line)

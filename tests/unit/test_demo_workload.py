@@ -13,8 +13,8 @@ import pytest
 
 from headway.demo.pool import POOL, RunningEngine, gateway_config
 from headway.demo.prompt_text import write_prompt
-from headway.demo.workload import WorkloadSpec, build_workload, shaped_arrivals
-from headway.errors import ConfigError, DatasetError
+from headway.demo.workload import WorkloadSpec, build_workload
+from headway.errors import ConfigError
 from headway.lab.truth import MODELS, TASKS, Task, answer
 from headway.predict.tasks import task_type
 from headway.predict.tokens import count_tokens
@@ -80,25 +80,6 @@ def test_poisson_arrivals_keep_the_rate() -> None:
     assert 0 <= arrivals[0] <= arrivals[-1] <= 20
     gaps = np.diff(arrivals)
     assert 0.85 < gaps.std() / gaps.mean() < 1.15
-
-
-def test_a_trace_gives_the_shape_only() -> None:
-    """Gaps keep their proportions, and the last query arrives at the end of the time."""
-    trace = [100.0, 101.0, 101.0, 104.0]
-    arrivals = shaped_arrivals(trace, 3, 8.0, np.random.default_rng(0))
-    assert arrivals.tolist() == pytest.approx([2.0, 2.0, 8.0])
-
-
-def test_a_short_trace_repeats() -> None:
-    """More queries than the trace has gaps take it again from its beginning."""
-    arrivals = shaped_arrivals([0.0, 1.0, 4.0], 4, 8.0, np.random.default_rng(0))
-    assert arrivals.tolist() == pytest.approx([1.0, 4.0, 5.0, 8.0])
-
-
-def test_a_stretch_without_shape_is_refused() -> None:
-    """A stretch of a trace whose times are all equal cannot be scaled, and says so."""
-    with pytest.raises(DatasetError, match="one time stamp"):
-        shaped_arrivals([0.0, 0.0, 0.0], 1, 8.0, np.random.default_rng(0))
 
 
 def test_the_trace_file_is_used(tmp_path: Path) -> None:

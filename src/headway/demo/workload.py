@@ -16,9 +16,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from headway.demo.datasets import PromptPool, load_prompts, load_trace
+from headway.demo.datasets import PromptPool, load_prompts
 from headway.demo.prompt_text import write_prompt
-from headway.errors import ConfigError, DatasetError
+from headway.errors import ConfigError
+from headway.lab.arrivals import trace_shape
+from headway.lab.traces import load_arrivals
 from headway.lab.truth import (
     MODELS,
     PROMPT_TOKENS,
@@ -144,26 +146,7 @@ def _arrivals(spec: WorkloadSpec) -> NDArray[np.float64]:
     rng = _rng(spec.seed, "arrivals")
     if spec.trace is None:  # a Poisson process, given the number of its arrivals
         return np.sort(rng.uniform(0.0, spec.seconds, spec.num_queries))
-    return shaped_arrivals(load_trace(spec.trace), spec.num_queries, spec.seconds, rng)
-
-
-def shaped_arrivals(
-    trace_s: Sequence[float], num_queries: int, seconds: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """``num_queries`` arrivals with the gaps of a stretch of the trace, scaled so that the last comes at ``seconds``.
-
-    The stretch begins at a random place; a trace that is too short is taken from its beginning and repeated.
-
-    Raises:
-        DatasetError: the stretch has no shape, all of its times are equal.
-    """
-    gaps = np.diff(np.asarray(trace_s, dtype=np.float64))
-    start = int(rng.integers(len(gaps) - num_queries + 1)) if len(gaps) > num_queries else 0
-    stretch = np.take(gaps, np.arange(start, start + num_queries), mode="wrap")
-    total = float(stretch.sum())
-    if total <= 0.0:
-        raise DatasetError(f"{num_queries} arrivals in a row share one time stamp: no shape at this scale")
-    return np.cumsum(stretch) * (seconds / total)
+    return trace_shape(load_arrivals(spec.trace), spec.num_queries, spec.seconds, rng)
 
 
 def _task_order(tasks: Sequence[Task], rng: np.random.Generator) -> Iterator[Task]:
