@@ -103,7 +103,10 @@ def compare_with_reference(first_seed: int, num_states: int) -> bool:
         for count, (differences, never) in zip(counts, results, strict=True):
             if differences:
                 pool.shutdown(cancel_futures=True)
-                print("\n".join(["MISMATCH: native replay and Python reference differ", *differences]))
+                print(
+                    f"MISMATCH: native replay and Python reference differ, {len(differences)} times in {count} states"
+                )
+                print("\n".join(differences[:10]))
                 return False
             num_compared += count
             num_never += never
