@@ -24,8 +24,8 @@ def edited(tmp_path: Path, source: Path, old: str, new: str) -> Path:
 
 
 def test_every_profile_has_a_truth_of_the_same_name_and_limits() -> None:
-    """Each shipped profile can be played against a simulated engine with the same limits and engine version."""
-    assert profile_names() == truth_names() == sorted(NAMES)
+    """Each shipped profile but the kernel ones can be played against a simulated engine of its limits and version."""
+    assert [name for name in profile_names() if not name.endswith("-kernel")] == truth_names() == sorted(NAMES)
     for name in NAMES:
         profile, truth = load_profile(name), load_truth(name)
         assert profile.name == truth.name == name

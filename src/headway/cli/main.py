@@ -24,6 +24,7 @@ _VERBS = {
     "validate": ("headway.cli.validate:validate", "Check a configuration file and say what is wrong, and where."),
     "route": ("headway.cli.route:route", "Explain where one prompt would go on the live pool, and why."),
     "engine": ("headway.cli.engine:engine", "Run one simulated OpenAI-compatible engine."),
+    "calibrate": ("headway.cli.calibrate:calibrate", "Fit step times to an engine's step log and write a profile."),
     "bench": ("headway.cli.bench:app", "Measure what the core costs."),
     "version": ("headway.cli.version:version", "Print the versions of Headway, its core, Python and the platform."),
 }
