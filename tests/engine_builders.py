@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,18 +19,18 @@ def limits(**changes: object) -> EngineLimits:
     return msgspec.structs.replace(ROOMY, **changes)
 
 
-def fresh(request_id: str, prompt_tokens: int, target_output_tokens: int = 10, **more: object) -> EngineRequest:
+def fresh(request_id: str, prompt_tokens: int, target_output_tokens: int = 10, **more: Any) -> EngineRequest:
     """A request nothing was computed of."""
     return EngineRequest(
         request_id=request_id,
         prompt_tokens=prompt_tokens,
         target_output_tokens=target_output_tokens,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
 def decoding(
-    request_id: str, prompt_tokens: int, output_tokens: int, target_output_tokens: int = 500, **more: object
+    request_id: str, prompt_tokens: int, output_tokens: int, target_output_tokens: int = 500, **more: Any
 ) -> EngineRequest:
     """A running request whose every token but the newest is computed."""
     return EngineRequest(
@@ -38,7 +39,7 @@ def decoding(
         computed_tokens=prompt_tokens + output_tokens - 1,
         output_tokens=output_tokens,
         target_output_tokens=target_output_tokens,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

@@ -161,6 +161,39 @@ def random_case(seed: int, *, policy: SchedulingPolicy | None = None, ties: bool
     return Case(seed, state, newcomer, random_step_time(rng))
 
 
+def random_server_case(seed: int) -> Case:
+    """A state of a busy server's size: hundreds of decodes, up to hundreds waiting, often short of blocks."""
+    rng = random.Random(f"server {seed}")
+    num_running, num_waiting = rng.choice([(256, 0), (128, 128), (256, 300), (512, 200)])
+
+    def request(name: str, output: int) -> EngineRequest:
+        prompt = rng.randint(100, 2000)
+        return EngineRequest(
+            request_id=name,
+            prompt_tokens=prompt,
+            computed_tokens=prompt + output - 1 if output else 0,
+            output_tokens=output,
+            target_output_tokens=output + rng.randint(1, 600),
+        )
+
+    running = [request(f"r{index}", rng.randint(1, 300)) for index in range(num_running)]
+    waiting = [request(f"w{index}", 0) for index in range(num_waiting)]
+    held = sum(blocks_for(resident.computed_tokens, 16) for resident in running)
+    policies: list[SchedulingPolicy] = ["fcfs", "fcfs", "priority"]
+    limits = EngineLimits(
+        max_num_batched_tokens=8192,
+        max_num_seqs=num_running + rng.choice([0, 20]),
+        max_model_len=32768,
+        block_size=16,
+        num_blocks=1 + held + rng.choice([num_running, rng.randint(num_running, 3000), 200_000]),
+        policy=rng.choice(policies),
+        watermark=rng.choice([0.0, 0.01]),
+        reserve_full_isl=rng.random() < 0.5,
+    )
+    state = EngineState(limits=limits, running=running, waiting=waiting)
+    return Case(seed, state, request("newcomer", 0), random_step_time(rng))
+
+
 def _limits_around(
     rng: random.Random,
     requests: list[EngineRequest],

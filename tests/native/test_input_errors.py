@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,7 +228,8 @@ def test_a_load_that_fails_leaves_the_engine_as_it_was() -> None:
 def test_objects_of_another_kind_are_type_errors() -> None:
     """What is no limits, clock, state or request at all is refused without a crash."""
     engine = ReplayedEngine(limits(), COUNT_STEPS)
-    for junk in (None, 5, "text", {}):
+    junks: tuple[Any, ...] = (None, 5, "text", {})
+    for junk in junks:
         for call in (
             lambda junk=junk: ReplayedEngine(junk, COUNT_STEPS),
             lambda junk=junk: ReplayedEngine(limits(), junk),
@@ -255,7 +257,7 @@ def test_a_group_refuses_arrays_it_could_not_fill() -> None:
         with pytest.raises(TypeError):
             group.first_tokens(good, times, bad)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        group.first_tokens(np.array([5.0, 6.0]), times, np.zeros(2))  # type: ignore[arg-type]
+        group.first_tokens(np.array([5.0, 6.0]), times, np.zeros(2))
     group.first_tokens(good, times, np.zeros(2))
     assert list(times) == [1.0, 1.0]
 

@@ -6,6 +6,8 @@ next token.
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine_builders import decoding, fresh, limits, state
 from headway._core import ReplayedEngine
 from headway.types import EngineLimits, EngineRequest, StepTime
@@ -13,11 +15,11 @@ from headway.types import EngineLimits, EngineRequest, StepTime
 CLOCK = StepTime.linear(b0=0.5, b1=0.25, b2=0.0, b3=0.0)
 
 
-def full(request_id: str, **more: object) -> EngineRequest:
+def full(request_id: str, **more: Any) -> EngineRequest:
     return decoding(request_id, 20, 1, **more)
 
 
-def roomy(request_id: str, **more: object) -> EngineRequest:
+def roomy(request_id: str, **more: Any) -> EngineRequest:
     """Holds two blocks and needs no third one now."""
     return decoding(request_id, 12, 1, **more)
 

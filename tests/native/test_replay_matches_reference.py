@@ -12,9 +12,9 @@ import pytest
 
 from headway._core import ReplayedEngine
 from headway.types import EngineRequest
-from random_states import Case, blocks_for, random_case
+from random_states import Case, blocks_for, random_case, random_server_case
 from reference_scheduler import reference_replay
-from replay_comparison import first_token, replay_differences, same_replay
+from replay_comparison import first_token, replay_difference, replay_differences, same_replay
 
 NUM_CASES, NUM_PARTS = 10_000, 10
 NUM_CHANGED_CASES = 1_500
@@ -27,6 +27,14 @@ def test_native_replay_equals_the_reference(part: int) -> None:
     differences, num_never = replay_differences(part * size, size)
     assert differences == []
     assert num_never < size // 10  # nearly all newcomers really run
+
+
+def test_states_of_server_size_replay_as_the_reference() -> None:
+    """Hundreds of decodes with hundreds waiting, ample or short of blocks, give the same first tokens."""
+    for seed in range(30):
+        case = random_server_case(seed)
+        expected = reference_replay(case.state, case.newcomer, case.step_time)
+        assert replay_difference(case, expected) is None
 
 
 def check_against_state(engine: ReplayedEngine, case: Case, story: list[str]) -> None:

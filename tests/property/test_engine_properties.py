@@ -251,7 +251,7 @@ SECONDS = st.one_of(st.none(), st.floats(), st.floats(0.0, 10.0))
 
 def requests(prefix: str) -> st.SearchStrategy[list[dict[str, object]]]:
     """Argument sets of requests, most of them possible, some absurd."""
-    one = st.fixed_dictionaries(
+    one: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
         {
             "request_id": st.sampled_from([f"{prefix}{index}" for index in range(6)]),
             "prompt_tokens": st.one_of(st.integers(1, 60), st.integers(1, 60), ODD),
