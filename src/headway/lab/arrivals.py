@@ -127,7 +127,7 @@ def trace_shape(trace_s: Sequence[float] | Column, num: int, seconds: float, rng
 
 
 def stretch(length: int, num: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """``num`` consecutive indices into ``length`` rows from a random place; where rows are too few, from 0 and around."""
+    """``num`` consecutive indices into ``length`` rows from a random place; where rows are few, from 0 and around."""
     start = int(rng.integers(length - num + 1)) if length > num else 0
     return np.arange(start, start + num) % length
 
