@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -92,12 +91,6 @@ def run_load(truth: TruthProfile, load: Load, *, seed: int, step_sink: StepSink)
             run.now_s = end_s
             run.engine.end()
             end_s = run.engine.begin()
-
-
-def noiseless(truth: TruthProfile) -> TruthProfile:
-    """The same clock without noise and stalls, and the mean host gap in every step: what a perfect fit would say."""
-    gap_s = sum(truth.host_gap_s) / 2
-    return msgspec.structs.replace(truth, step_noise=0.0, stall_probability=0.0, host_gap_s=(gap_s, gap_s))
 
 
 class _Run:

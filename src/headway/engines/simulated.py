@@ -95,6 +95,7 @@ class StepClock:
 def step_log_header(truth: TruthProfile) -> StepLogHeader:
     """The first line of a simulated engine's step log. It says that nothing real was measured."""
     return StepLogHeader(
+        step_log=1,
         engine_version=truth.engine_version,
         hardware=f"simulated {truth.hardware} (truth profile {truth.name})",
         model=truth.model,

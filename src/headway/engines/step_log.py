@@ -28,9 +28,10 @@ class LoggedLimits(EngineLimits, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class StepLogHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line. ``engine_version`` as in profiles (``vllm-0.32.0``); ``hardware`` and ``model`` are free text."""
+    """The first line; ``step_log`` is the format's version. ``engine_version`` is written as in profiles
+    (``vllm-0.32.0``), ``hardware`` and ``model`` are free text."""
 
-    step_log: Literal[1] = 1
+    step_log: Literal[1]
     engine_version: str
     hardware: str
     model: str
