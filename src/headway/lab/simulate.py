@@ -1,0 +1,244 @@
+"""Plays a workload on a fleet of simulated engines, through the same Router as the gateway.
+
+One event loop in simulated time. It touches an engine only when something is decided or due: at an arrival every engine
+is run up to it, natively; what happened since is told to the router in order, the router decides, and the query joins
+the engine that was chosen. The router sees predictions and mirrors of the engines; true lengths and qualities stay on
+this side.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from headway._core import TruthEngine
+from headway.errors import NoInstanceError, RejectedError
+from headway.estimate.base import Estimator
+from headway.fleet import FleetView
+from headway.lab.metrics import Outcomes, Status
+from headway.lab.pool import LabInstance, Pool
+from headway.lab.workload import Workload
+from headway.policy.base import Policy
+from headway.predict.base import cost_usd
+from headway.predict.prior import PriorPredictor
+from headway.router import Router
+from headway.types import Outcome, Prediction, Query
+
+
+class Sight(Struct, frozen=True, kw_only=True):
+    """What the router sees of the engines.
+
+    ``interval_s`` 0: their state at every decision; else snapshots this far apart. ``ageing`` replays a snapshot
+    forward to the decision; ``ledger`` counts what was sent since. Both off shows what they are worth.
+    """
+
+    interval_s: float = 0.0
+    ageing: bool = True
+    ledger: bool = True
+
+
+def truth_engine(instance: LabInstance, seed: int) -> TruthEngine:
+    """The engine behind an instance, with its own noise."""
+    truth = instance.truth
+    return TruthEngine(
+        truth.limits,
+        truth.step_time,
+        noise=truth.step_noise,
+        stall_probability=truth.stall_probability,
+        stall_mean_s=truth.stall_mean_s,
+        gap_low_s=truth.host_gap_s[0],
+        gap_high_s=truth.host_gap_s[1],
+        seed=seed,
+    )
+
+
+def simulate(
+    workload: Workload,
+    pool: Pool,
+    *,
+    policy: Policy,
+    estimator: Estimator,
+    seed: int,
+    sight: Sight | None = None,
+    on_infeasible: Literal["best_effort", "reject"] = "best_effort",
+) -> Outcomes:
+    """What ``policy`` makes of ``workload`` on ``pool``. Same arguments and seed, same outcomes.
+
+    ``seed`` draws the engines' step noise only; queries and answers are the workload's. Costs a few tens of
+    microseconds of CPU per query on three instances, linear in queries and in instances.
+    """
+    sight = Sight() if sight is None else sight
+    run = _Run(workload, pool, sight, seed, policy=policy, estimator=estimator, on_infeasible=on_infeasible)
+    run.play()
+    return run.outcomes
+
+
+class _Run:
+    """The state of one simulation; its methods are the events."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        pool: Pool,
+        sight: Sight,
+        seed: int,
+        *,
+        policy: Policy,
+        estimator: Estimator,
+        on_infeasible: Literal["best_effort", "reject"],
+    ) -> None:
+        self.workload, self.sight = workload, sight
+        self.ids = [one.instance.id for one in pool.instances]
+        self.columns = [workload.models.index(one.instance.model) for one in pool.instances]
+        self.cards = [pool.cards[one.instance.model] for one in pool.instances]
+        self.model_cards = [pool.cards[model] for model in workload.models]
+        seeds = np.random.SeedSequence(seed).generate_state(len(self.ids), np.uint64).tolist()
+        self.engines = [truth_engine(one, own) for one, own in zip(pool.instances, seeds, strict=True)]
+        self.fleet = FleetView(
+            [one.instance for one in pool.instances],
+            stale_after_s=float("inf"),
+            ageing=sight.ageing,
+            replay_ledger=sight.ledger,
+        )
+        self.router = Router(
+            fleet=self.fleet,
+            models=pool.cards,
+            policy=policy,
+            estimator=estimator,
+            predictor=PriorPredictor(pool.cards),  # never asked: predictions come with the queries
+            lambda_per_musd=workload.lambda_per_musd,
+            on_infeasible=on_infeasible,
+        )
+        self.events: list[tuple[float, bool, int, str]] = []  # (time_s, ended, instance, request id), a heap
+        self.shown_s = -float("inf")
+        self.outcomes = Outcomes.empty(len(workload.arrival_s))
+        self.arrivals: list[float] = workload.arrival_s.tolist()
+
+    def play(self) -> None:
+        """Every query in order of arrival, then whatever is still running."""
+        queries = self._queries()
+        for number, now in enumerate(self.arrivals):
+            self._run_engines(now)
+            self._tell(now)
+            query, predictions = next(queries)
+            self._decide(number, query, predictions, now)
+        self._run_engines(float("inf"))
+        self._tell(float("inf"))
+
+    def _run_engines(self, now: float) -> None:
+        interval_s = self.sight.interval_s
+        if interval_s > 0 and now < float("inf"):
+            tick_s = (now // interval_s) * interval_s
+            if tick_s > self.shown_s:
+                self._advance_engines(tick_s)
+                self.shown_s = tick_s
+                for name, engine in zip(self.ids, self.engines, strict=True):
+                    self.fleet.observe_mirror(name, engine.clone(), tick_s)
+        self._advance_engines(now)
+        if interval_s == 0:
+            for name, engine in zip(self.ids, self.engines, strict=True):
+                self.fleet.observe_mirror(name, engine, now)
+
+    def _advance_engines(self, now: float) -> None:
+        events = self.events
+        for index, engine in enumerate(self.engines):
+            for time_s, request_id, ended in engine.run_until(now):
+                heapq.heappush(events, (time_s, ended, index, request_id))
+
+    def _tell(self, now: float) -> None:
+        """Tell the router what happened up to ``now``, in order."""
+        events, outcomes = self.events, self.outcomes
+        while events and events[0][0] <= now:
+            time_s, ended, index, request_id = heapq.heappop(events)
+            number = int(request_id)
+            latency_s = time_s - self.arrivals[number]
+            if not ended:
+                outcomes.ttft_s[number] = latency_s
+                self.fleet.first_token_seen(request_id, time_s)
+                continue
+            output_tokens = int(self.workload.true_output_tokens[number, self.columns[index]])
+            prompt_tokens = int(self.workload.prompt_tokens[number])
+            outcomes.total_s[number] = latency_s
+            outcomes.output_tokens[number] = output_tokens
+            outcomes.status[number] = Status.OK
+            self.router.observe(
+                Outcome(
+                    query_id=request_id,
+                    instance_id=self.ids[index],
+                    status="ok",
+                    ttft_s=float(outcomes.ttft_s[number]),
+                    total_s=latency_s,
+                    prompt_tokens=prompt_tokens,
+                    output_tokens=output_tokens,
+                    cost_usd=cost_usd(self.cards[index], prompt_tokens, output_tokens),
+                ),
+                time_s,
+            )
+
+    def _decide(self, number: int, query: Query, predictions: Mapping[str, Prediction], now: float) -> None:
+        try:
+            decision = self.router.decide(query, now, predictions)
+        except (NoInstanceError, RejectedError):
+            return
+        index, candidate = decision.chosen, decision.candidate
+        assert index is not None
+        assert candidate is not None
+        outcomes = self.outcomes
+        outcomes.chosen[number] = index
+        outcomes.status[number] = Status.FAILED  # until its end comes
+        outcomes.feasible[number] = candidate.verdict == "feasible"
+        if candidate.estimate is not None:
+            outcomes.predicted_ttft_s[number] = candidate.estimate.ttft_s
+        prompt_tokens = candidate.prompt_tokens or 1
+        predicted_tokens = candidate.output_tokens or 1.0
+        max_tokens = self.workload.max_tokens
+        self.fleet.book(
+            request_id=query.id,
+            instance_id=candidate.instance_id,
+            prompt_tokens=prompt_tokens,
+            predicted_output_tokens=predicted_tokens,
+            max_tokens=max_tokens,
+            priority=0,
+            now=now,
+        )
+        self.engines[index].submit(
+            query.id,
+            prompt_tokens=prompt_tokens,
+            target_output_tokens=int(self.workload.true_output_tokens[number, self.columns[index]]),
+            predicted_output_tokens=predicted_tokens,
+            max_tokens=max_tokens,
+            now=now,
+        )
+
+    def _queries(self) -> Iterator[tuple[Query, dict[str, Prediction]]]:
+        """The queries as the router sees them, with its predictions; rows of the workload's columns."""
+        w = self.workload
+        models = w.models
+        cards = [(one.input_per_1m_usd * 1e-6, one.output_per_1m_usd * 1e-6) for one in self.model_cards]
+        for number, (arrival_s, prompt_tokens, target_s, lengths, qualities) in enumerate(
+            zip(
+                self.arrivals,
+                w.prompt_tokens.tolist(),
+                w.ttft_target_s.tolist(),
+                w.predicted_output_tokens.tolist(),
+                w.predicted_quality.tolist(),
+                strict=True,
+            )
+        ):
+            predictions = {
+                model: Prediction(quality, length, prompt_tokens * price_in + length * price_out, "lab")
+                for model, quality, length, (price_in, price_out) in zip(models, qualities, lengths, cards, strict=True)
+            }
+            query = Query(
+                id=str(number),
+                arrival_s=arrival_s,
+                prompt_text="",
+                prompt_tokens=dict.fromkeys(models, prompt_tokens),
+                max_tokens=w.max_tokens,
+                ttft_target_s=target_s,
+            )
+            yield query, predictions
