@@ -1,7 +1,8 @@
 """What a policy is, and the tie rule that all of them share.
 
 A policy sees candidates whose verdicts the router has already given and returns the index of one, or None. It reads no
-clock and no load but what a candidate shows; what it remembers between queries is its own. The tie rule keeps two
+clock; what it remembers between queries is its own. One that weighs more than a candidate shows has ``bind(fleet)``,
+called once by its router (see ``residents.py``), one that learns has ``observe(outcome, now)``. The tie rule keeps two
 replicas of one model from filling up one after the other.
 """
 
