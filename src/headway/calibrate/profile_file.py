@@ -6,6 +6,7 @@ the text is written beside the path and moved there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import textwrap
@@ -55,6 +56,8 @@ def write_profile(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise ConfigError(f"cannot be written: {error.strerror}", path=str(path), key="--output") from error
 
 
@@ -78,9 +81,11 @@ def _note(notes: Mapping[str, str], name: str) -> list[str]:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    """Lines of ``text``, broken between words only: folded again by YAML they are the same words."""
+    wrapper = textwrap.TextWrapper(
+        _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return wrapper.wrap(" ".join(text.split()))
 
 
 def _text(value: str) -> str:

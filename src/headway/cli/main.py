@@ -7,6 +7,7 @@ quick however heavy another verb is.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
@@ -32,10 +33,15 @@ for _name, (_target, _help) in _VERBS.items():
     app.command(_target, name=_name, help=_help)
 
 
-def main() -> None:
-    """Run the command line and exit with its code."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, by default the process's, and exit with its code."""
     try:
-        code = app(exit_on_error=False, print_error=True, result_action="return_value")
+        code = app(
+            sys.argv[1:] if arguments is None else list(arguments),
+            exit_on_error=False,
+            print_error=True,
+            result_action="return_value",
+        )
     except CycloptsError:  # already printed, with what would have been right
         sys.exit(2)
     except (ConfigError, DatasetError, EngineInputError) as error:
