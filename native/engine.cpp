@@ -10,6 +10,12 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
+void Engine::reset(const Limits& limits) {
+  scheduler_.reset(limits);
+  residual_s_ = 0;
+  open_ = OpenStep{};
+}
+
 int32_t Engine::place_running(const RequestInput& input) {
   open_ = OpenStep{};
   return scheduler_.place_running(input);

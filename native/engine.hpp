@@ -26,6 +26,8 @@ class Engine {
       : scheduler_(other.scheduler_), step_time_(other.step_time_), residual_s_(other.residual_s_) {}
   Engine& operator=(const Engine&) = delete;
 
+  // Empties it for other limits, keeping step time and memory.
+  void reset(const Limits& limits);
   int32_t place_running(const RequestInput& input);
   int32_t submit(const RequestInput& input);
   void remove(int32_t slot);

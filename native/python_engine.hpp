@@ -138,7 +138,7 @@ class ReplayedEngine {
   // Filling without Structs, for mirrors of an engine on this side: inputs are taken as right.
   void clear(nb::object limits, const Limits& native_limits) {
     limits_ = std::move(limits);
-    engine_ = std::make_unique<Engine>(native_limits, engine_->step_time());
+    engine_->reset(native_limits);
     ids_.clear();
     slots_.clear();
     is_indexed_ = false;

@@ -19,6 +19,19 @@ Scheduler::Scheduler(const Limits& limits) : limits_(limits), free_(limits.num_b
   wheel_.assign(kWheelSize, -1);
 }
 
+void Scheduler::reset(const Limits& limits) {
+  std::vector<Request> slots = std::move(slots_);
+  std::vector<int32_t> residues = std::move(residues_);
+  std::vector<int32_t> wheel = std::move(wheel_);
+  *this = Scheduler(Empty{}, limits);
+  slots.clear();
+  residues.assign(static_cast<size_t>(limits.block_size), 0);
+  wheel.assign(kWheelSize, -1);
+  slots_ = std::move(slots);
+  residues_ = std::move(residues);
+  wheel_ = std::move(wheel);
+}
+
 // ---------------------------------------------------------------- requests and lists
 
 int32_t Scheduler::new_slot(const RequestInput& input) {

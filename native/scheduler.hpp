@@ -100,6 +100,8 @@ inline constexpr int64_t kWheelSize = 512;
 class Scheduler {
  public:
   explicit Scheduler(const Limits& limits);
+  // Empties it for other limits, keeping its memory.
+  void reset(const Limits& limits);
 
   // Adds a request to the running list (a state taken from elsewhere), in list order.
   int32_t place_running(const RequestInput& input);
@@ -173,6 +175,9 @@ class Scheduler {
                       int64_t num_running, int64_t num_present) const;
 
  private:
+  struct Empty {};
+  Scheduler(Empty, const Limits& limits) : limits_(limits), free_(limits.num_blocks - 1) {}  // without its tables
+
   int32_t new_slot(const RequestInput& input);
   void free_slot(int32_t slot);
   void unlink(List& list, int32_t slot);
