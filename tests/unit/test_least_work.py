@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from headway.assembly import build_router
+from headway.cli.validate import validate
 from headway.config import parse_config
 from headway.errors import ConfigError
 from headway.estimate.registry import make_estimator
@@ -170,6 +174,37 @@ def test_a_fallback_in_vain_is_refused_at_its_line(routing: str, key: str, words
     assert (caught.value.key, caught.value.line) == (key, 6)
     assert words in str(caught.value)
     assert str(caught.value).count(key) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("fallback: least_work", "fallback: least_work, on_infeasible: reject", ["never used"]),
+        (", profile: h100-qwen3-8b", "", ["instance medium: without a profile"]),
+        ("fallback: least_work", "fallback: least_ttft, on_infeasible: reject", []),
+        ("no change", "", []),
+    ],
+)
+def test_validate_warns_of_a_fallback_that_cannot_work(
+    old: str, new: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A least-work fallback that is never asked, or knows no work of an instance, is right but worth a word."""
+    path = tmp_path / "pool.yaml"
+    path.write_text(POOL.replace(old, new))
+    assert validate(path, json=True) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert len(warnings) == len(words)
+    assert all(word in warning for word, warning in zip(words, warnings, strict=True))
+
+
+def test_validate_names_the_estimator_of_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An instance that shows its state is estimated as the configured policy says."""
+    path = tmp_path / "pool.yaml"
+    shown = POOL.replace("profile: h100-qwen3-8b", "profile: h100-qwen3-8b, snapshots: {shared_memory: headway-x}")
+    path.write_text(shown.replace("bear, fallback: least_work", "bear_throughput"))
+    assert validate(path, json=True) == 0
+    instances = json.loads(capsys.readouterr().out)["instances"]
+    assert [instance["estimate"] for instance in instances] == ["queueing", "prefill_throughput"]
 
 
 def test_a_configured_ablation_speaks_by_its_own_estimator() -> None:
