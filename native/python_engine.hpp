@@ -149,6 +149,13 @@ class ReplayedEngine {
   const StepTime& step_time() const { return engine_->step_time(); }
 
   bool contains(nb::handle request_id) {
+    if (!is_indexed_) {  // an id is often the very object that was handed in
+      for (size_t slot = 0; slot < ids_.size(); ++slot) {
+        if (ids_[slot].is(request_id)) {
+          return scheduler().request(static_cast<int32_t>(slot)).place != Place::kNowhere;
+        }
+      }
+    }
     index_ids();
     return slots_.contains(request_id);
   }
