@@ -1,8 +1,9 @@
 """The acceptance rows A1 and A1b: how well fitted step times predict batches that no fit saw.
 
-A1 calibrates on a simulated engine's step log and tests on its later part, against the noisy log and against the same
-clock without noise. A1b fits half of a table of composed H100 batch times and tests on the other half. Each number is a
-mean over seeds with its 95 % interval. It refuses to choose: a form that misses its threshold stays a failing row.
+``python -m headway.calibrate.acceptance [DATA]`` prints them. A1 calibrates on a simulated engine's step log and tests
+on its later part, against the noisy log and against the same clock without noise. A1b fits half of a table of composed
+H100 batch times and tests on the other half. Each number is a mean over seeds with its 95 % interval. It refuses to
+choose: a form that misses its threshold stays a failing row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headway.calibrate.fit import FORMS, fit_and_test, fit_step_times
 from headway.calibrate.simulated_run import StepList, calibration_load, run_load
 from headway.calibrate.step_table import StepTable, feature_matrix, predict_s
 from headway.engines.step_log import Chunk, StepFeatures, batch_features
-from headway.errors import DatasetError
+from headway.errors import DatasetError, HeadwayError
 from headway.profiles import load_profile, load_truth, truth_names
 
 #: The largest mean absolute percentage error of a batch time that passes, as a share.
@@ -173,7 +174,11 @@ def _row(row_id: str, claim: str, setting: str, values: Sequence[float], thresho
 
 def main(arguments: list[str]) -> int:
     """Print the rows as JSON, one per line: A1, and A1b where a data directory is given; returns the exit code."""
-    rows = simulated_step_error() + [row for data in arguments[:1] for row in composed_step_error(Path(data))]
+    try:
+        rows = simulated_step_error() + [row for data in arguments[:1] for row in composed_step_error(Path(data))]
+    except HeadwayError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        return 2
     for row in rows:
         print(msgspec.json.encode(row).decode())
     return 0
