@@ -97,10 +97,11 @@ class NodeReader:
                     name: self._value(child, get_args(option)[1], _join(key, name), above)
                     for name, (_, child) in members.items()
                 }
-        if len(options) == 1 and isinstance(options[0], type) and issubclass(options[0], msgspec.Struct):
-            if options[0] is Secret:
-                return Secret(str(self._leaf(node, Annotated[str, msgspec.Meta(min_length=1)], key)))
-            return self._struct(node, options[0], key, above)
+        structs = [option for option in options if isinstance(option, type) and issubclass(option, msgspec.Struct)]
+        if structs == [Secret]:
+            return Secret(str(self._leaf(node, Annotated[str, msgspec.Meta(min_length=1)], key)))
+        if structs and (len(options) == 1 or isinstance(node, yaml.MappingNode)):
+            return self._struct(node, structs[0], key, above)
         return self._leaf(node, kind, key)
 
     def _struct(self, node: yaml.Node, struct: type[T], key: str, above: tuple[yaml.Node, ...]) -> T:
