@@ -116,6 +116,17 @@ def test_rejected_queries_are_refused_not_lost() -> None:
     assert score(work, qwen3_pool(), outcomes).refused == pytest.approx(refused.mean())
 
 
+def test_policies_that_ask_nobody_choose_the_same_without_an_estimator() -> None:
+    """Leaving the estimator out changes no choice of a policy that looks at no estimate, only the figures."""
+    work = workload(400)
+    for policy in ("round_robin", "random", "latency_agnostic"):
+        bare = simulate(
+            work, qwen3_pool(), policy=make_policy(policy, rng=np.random.default_rng(0)), estimator=None, seed=3
+        )
+        assert bare.chosen.tobytes() == play(work, policy).chosen.tobytes()
+        assert np.isnan(bare.predicted_ttft_s).all()
+
+
 def test_many_instances_share_the_load() -> None:
     """Six instances at twice the rate are all used, and at least as good as three."""
     work, pool = workload(1200, 16.0), qwen3_pool(2)

@@ -9,7 +9,7 @@ this side.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -26,7 +26,7 @@ from headway.policy.base import Policy
 from headway.predict.base import cost_usd
 from headway.predict.prior import PriorPredictor
 from headway.router import Router
-from headway.types import Outcome, Prediction, Query
+from headway.types import Estimate, Instance, Outcome, Prediction, Query
 
 
 class Sight(Struct, frozen=True, kw_only=True):
@@ -61,13 +61,15 @@ def simulate(
     pool: Pool,
     *,
     policy: Policy,
-    estimator: Estimator,
+    estimator: Estimator | None,
     seed: int,
     sight: Sight | None = None,
     on_infeasible: Literal["best_effort", "reject"] = "best_effort",
 ) -> Outcomes:
     """What ``policy`` makes of ``workload`` on ``pool``. Same arguments and seed, same outcomes.
 
+    ``estimator`` None is for policies that look at no engine (round robin, random, latency agnostic): no
+    engine is mirrored, no TTFT predicted, and overloaded runs are ten times as fast.
     ``seed`` draws the engines' step noise only; queries and answers are the workload's. Costs a few tens of
     microseconds of CPU per query on three instances, linear in queries and in instances.
     """
@@ -88,10 +90,11 @@ class _Run:
         seed: int,
         *,
         policy: Policy,
-        estimator: Estimator,
+        estimator: Estimator | None,
         on_infeasible: Literal["best_effort", "reject"],
     ) -> None:
         self.workload, self.sight = workload, sight
+        self.is_shown = estimator is not None
         self.ids = [one.instance.id for one in pool.instances]
         self.columns = [workload.models.index(one.instance.model) for one in pool.instances]
         self.cards = [pool.cards[one.instance.model] for one in pool.instances]
@@ -108,7 +111,7 @@ class _Run:
             fleet=self.fleet,
             models=pool.cards,
             policy=policy,
-            estimator=estimator,
+            estimator=estimator or _NoEstimator(),
             predictor=PriorPredictor(pool.cards),  # never asked: predictions come with the queries
             lambda_per_musd=workload.lambda_per_musd,
             on_infeasible=on_infeasible,
@@ -130,6 +133,8 @@ class _Run:
         self._tell(float("inf"))
 
     def _run_engines(self, now: float) -> None:
+        if not self.is_shown:
+            return self._advance_engines(now)
         interval_s = self.sight.interval_s
         if interval_s > 0 and now < float("inf"):
             tick_s = (now // interval_s) * interval_s
@@ -242,3 +247,18 @@ class _Run:
                 ttft_target_s=target_s,
             )
             yield query, predictions
+
+
+class _NoEstimator:
+    """Says nothing of any instance, so that every one counts as feasible."""
+
+    name = "none"
+
+    def estimate(self, query: Query, fleet: FleetView, prompt_tokens: Sequence[int], now: float) -> list[Estimate]:
+        return [_UNKNOWN] * len(fleet.views)
+
+    def observe(self, outcome: Outcome, instance: Instance, now: float) -> None:
+        """Nothing to learn."""
+
+
+_UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"), "none")
