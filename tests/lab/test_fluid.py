@@ -86,7 +86,7 @@ def test_below_capacity_every_query_counts() -> None:
     assert bound.utility == pytest.approx(0.8)
     assert bound.loads["h100-8b"] == pytest.approx(0.5, rel=1e-3)
     assert bound.prices["h100-8b"] == pytest.approx(0.0, abs=1e-9)
-    assert (bound.shares["h100-8b"], bound.unserved) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-9))
+    assert (bound.shares["h100-8b"], bound.unserved) == pytest.approx((1.0, 0.0), abs=1e-9)
 
 
 def test_above_capacity_the_rest_is_lost() -> None:

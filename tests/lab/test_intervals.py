@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -79,15 +81,18 @@ def test_the_area_is_that_of_trapezoids() -> None:
     assert area_under([3, 4, 6], [1.0, 3.0, 1.0]) == pytest.approx(2.0 + 4.0)
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
-    """No runs, unlike numbers of seeds, NaN, falling rates, or a gain over nothing."""
-    for call, message in [
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (lambda: t_interval([]), "at least one"),
         (lambda: t_interval([float("nan")]), "finite"),
         (lambda: paired_interval([1.0, 2.0], [1.0]), "2 values"),
         (lambda: paired_gain([1.0], [0.0]), "no meaning"),
         (lambda: area_under([3.0], [1.0]), "two rising"),
         (lambda: area_under([3.0, 3.0], [1.0, 1.0]), "two rising"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            call()
+    ],
+)
+def test_what_cannot_be_compared_is_refused(call: Callable[[], object], message: str) -> None:
+    """No runs, unlike numbers of seeds, NaN, falling rates, or a gain over nothing."""
+    with pytest.raises(ValueError, match=message):
+        call()

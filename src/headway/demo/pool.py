@@ -11,14 +11,10 @@ from collections.abc import Mapping
 import yaml
 from msgspec import Struct
 
+from headway.lab.pool import QWEN3_CARDS
 from headway.lab.truth import Task
+from headway.lab.workload import LAMBDA_PER_MUSD
 from headway.predict.tasks import TaskType
-
-#: Prompt cap plus completion cap of the measured runs; also the native context of these models.
-CONTEXT_TOKENS = 40960
-
-#: Utility lost per micro-USD (the published setting).
-LAMBDA_PER_MUSD = 5e-4
 
 
 class Price(Struct, frozen=True):
@@ -39,15 +35,14 @@ class PoolModel(Struct, frozen=True, kw_only=True):
     instance: str
     profile: str
     price: Price
-    parameters: float
+    parameters: float | None
+    context_tokens: int
     overall: tuple[float, int]
     prior: dict[Task, tuple[float, int]]
 
 
 def _model(
     size: str,
-    price: Price,
-    parameters: float,
     overall: tuple[float, int],
     *,
     alpaca: tuple[float, int],
@@ -61,12 +56,14 @@ def _model(
         "gov_report": gov_report,
         "writing_prompts": writing_prompts,
     }
+    card = QWEN3_CARDS[f"qwen3-{size}"]
     return PoolModel(
-        name=f"qwen3-{size}",
+        name=card.name,
         instance=f"h100-{size}",
         profile=f"h100-qwen3-{size}",
-        price=price,
-        parameters=parameters,
+        price=Price(card.input_per_1m_usd, card.output_per_1m_usd),
+        parameters=card.parameters,
+        context_tokens=card.context_tokens,
         overall=overall,
         prior=prior,
     )
@@ -75,15 +72,15 @@ def _model(
 #: Published prices and mean judge scores; mean answer lengths of the measured workload under a limit of 1,024 tokens.
 POOL = (
     _model(
-        "0.6b", Price(0.044, 0.173), 0.6e9, (0.353, 441),
+        "0.6b", (0.353, 441),
         alpaca=(0.535, 194), hotpotqa=(0.410, 142), gov_report=(0.290, 705), writing_prompts=(0.177, 723),
     ),
     _model(
-        "8b", Price(0.072, 0.287), 8.2e9, (0.788, 460),
+        "8b", (0.788, 460),
         alpaca=(0.827, 194), hotpotqa=(0.883, 134), gov_report=(0.866, 748), writing_prompts=(0.575, 763),
     ),
     _model(
-        "32b", Price(0.287, 0.640), 32.8e9, (0.895, 548),
+        "32b", (0.895, 548),
         alpaca=(0.889, 247), hotpotqa=(0.927, 171), gov_report=(0.959, 885), writing_prompts=(0.807, 887),
     ),
 )  # fmt: skip
@@ -114,7 +111,7 @@ def gateway_config(policy: str, engines: Mapping[str, RunningEngine]) -> str:
         {
             "name": model.name,
             "price": {"input_per_1m": model.price.input_per_1m_usd, "output_per_1m": model.price.output_per_1m_usd},
-            "context_tokens": CONTEXT_TOKENS,
+            "context_tokens": model.context_tokens,
             "parameters": model.parameters,
             "prior": {
                 **_prior(model.overall),

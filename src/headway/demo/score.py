@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from headway.demo.pool import LAMBDA_PER_MUSD, Price
+from headway.demo.pool import Price
 from headway.demo.workload import DemoQuery
 from headway.lab.truth import TASKS
+from headway.lab.workload import LAMBDA_PER_MUSD
 
 #: Shorter TTFTs say little about an estimator: a few ms of any process's lateness are a large share of them.
 MAPE_FLOOR_S = 0.050
