@@ -72,13 +72,14 @@ class FleetView:
         view.snapshot_is_new = True
         view.problem = mismatch(view.instance, snapshot)
 
-    def observe_mirror(self, instance_id: str, engine: TruthEngine, now: float) -> None:
+    def observe_mirror(self, instance_id: str, engine: TruthEngine, now: float, *, live: bool = False) -> None:
         """Take a simulated engine, or a copy of one, as the state its instance shows at ``now``.
 
-        The lab's snapshot without a wire: only what a snapshot would say is read of it (``TruthEngine.mirror``).
+        The lab's snapshot without a wire: only what a snapshot would say is read of it (``TruthEngine.mirror``). With
+        ``live`` it is the engine itself, and is looked at anew whenever the fleet is aged.
         """
         view = self.views[self._index[instance_id]]
-        view.mirrored, view.shown_s = engine, now
+        view.mirrored, view.is_live, view.shown_s = engine, live, now
         view.snapshot_is_new = True
 
     def set_health(self, instance_id: str, healthy: bool) -> None:
@@ -114,9 +115,12 @@ class FleetView:
             request_id, index, prompt_tokens, predicted_output_tokens, max_tokens, priority, booked_s=now
         )
         view = self.views[index]
-        self._ledger[request_id] = view.ledger[request_id] = view.unseen[request_id] = entry
+        self._ledger[request_id] = view.ledger[request_id] = entry
         view.num_outstanding += 1
         view.arrival_rate_per_s, view.rate_at_s = view.arrival_rate_at(now) + 1 / ARRIVAL_RATE_WINDOW_S, now
+        if view.is_live:
+            return  # the engine shows it with the next look
+        view.unseen[request_id] = entry
         if view.engine is not None:
             self._advance(view, now)
             self._submit(view, entry)
@@ -137,9 +141,10 @@ class FleetView:
         view.unseen.pop(request_id, None)
         view.num_outstanding -= 1
         engine_id = entry.engine_id or request_id
-        view.released[request_id] = now
-        if view.engine is not None:
-            view.engine.cancel(engine_id)
+        if not view.is_live:
+            view.released[request_id] = now
+            if view.engine is not None:
+                view.engine.cancel(engine_id)
         return True
 
     # ------------------------------------------------------------ ageing
@@ -152,7 +157,10 @@ class FleetView:
             if shown_s is None:
                 continue
             had_engine = view.engine is not None
-            if view.snapshot_is_new:
+            if view.is_live:
+                shown_s = view.shown_s = now
+                self._rebuild(view, shown_s, now)
+            elif view.snapshot_is_new:
                 self._rebuild(view, shown_s, now)
             view.snapshot_age_s = max(now - shown_s, 0.0)
             if now > view.fresh_until_s and self._is_overdue(view, now):

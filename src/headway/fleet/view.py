@@ -50,8 +50,8 @@ class InstanceView:
 
     ``engine`` is None while nothing can be replayed; ``stale`` tells that state was there but is too old;
     ``snapshot`` is what it last showed, at ``shown_s``; ``problem`` says in words what is wrong with the state.
-    ``clock_trusted`` is for whoever compares predicted with observed times to set: False keeps the least-work rule, which
-    would pile queries up by a wrong clock, away from the instance.
+    ``clock_trusted`` is for whoever compares predicted with observed times to set: False keeps the least-work rule,
+    which would pile queries up by a wrong clock, away from the instance.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -62,6 +62,7 @@ class InstanceView:
         self.clock_trusted = True
         self.snapshot: Snapshot | None = None
         self.mirrored: TruthEngine | None = None  # in the lab, what stands in for a snapshot
+        self.is_live = False  # ``mirrored`` is the engine itself, looked at anew with every decision
         self.shown_s: float | None = None  # when the engine last showed itself
         self.snapshot_age_s: float | None = None
         self.num_outstanding = 0

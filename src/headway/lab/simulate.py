@@ -118,6 +118,9 @@ class _Run:
         )
         self.events: list[tuple[float, bool, int, str]] = []  # (time_s, ended, instance, request id), a heap
         self.shown_s = -float("inf")
+        if self.is_shown and sight.interval_s == 0:
+            for name, engine in zip(self.ids, self.engines, strict=True):
+                self.fleet.observe_mirror(name, engine, 0.0, live=True)
         self.outcomes = Outcomes.empty(len(workload.arrival_s))
         self.arrivals: list[float] = workload.arrival_s.tolist()
 
@@ -133,10 +136,8 @@ class _Run:
         self._tell(float("inf"))
 
     def _run_engines(self, now: float) -> None:
-        if not self.is_shown:
-            return self._advance_engines(now)
         interval_s = self.sight.interval_s
-        if interval_s > 0 and now < float("inf"):
+        if self.is_shown and interval_s > 0 and now < float("inf"):
             tick_s = (now // interval_s) * interval_s
             if tick_s > self.shown_s:
                 self._advance_engines(tick_s)
@@ -144,9 +145,6 @@ class _Run:
                 for name, engine in zip(self.ids, self.engines, strict=True):
                     self.fleet.observe_mirror(name, engine.clone(), tick_s)
         self._advance_engines(now)
-        if interval_s == 0:
-            for name, engine in zip(self.ids, self.engines, strict=True):
-                self.fleet.observe_mirror(name, engine, now)
 
     def _advance_engines(self, now: float) -> None:
         events = self.events
