@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
 from headway._core import TruthEngine
-from headway.errors import NoInstanceError, RejectedError
+from headway.errors import ConfigError, NoInstanceError, RejectedError
 from headway.estimate.base import Estimator
 from headway.fleet import FleetView
 from headway.lab.metrics import Outcomes, Status
@@ -34,11 +35,15 @@ class Sight(Struct, frozen=True, kw_only=True):
 
     ``interval_s`` 0: their state at every decision; else snapshots this far apart. ``ageing`` replays a snapshot
     forward to the decision; ``ledger`` counts what was sent since. Both off shows what they are worth.
+    ``every_step`` shows, in the place of the state at a decision, the one in which the present step began: what an
+    engine's publisher shows. ``exact_lengths`` takes the predicted lengths for certain, which only an oracle's are.
     """
 
     interval_s: float = 0.0
     ageing: bool = True
     ledger: bool = True
+    every_step: bool = False
+    exact_lengths: bool = False
 
 
 def truth_engine(instance: LabInstance, seed: int) -> TruthEngine:
@@ -65,16 +70,26 @@ def simulate(
     seed: int,
     sight: Sight | None = None,
     on_infeasible: Literal["best_effort", "reject"] = "best_effort",
+    num_routers: int = 1,
 ) -> Outcomes:
     """What ``policy`` makes of ``workload`` on ``pool``. Same arguments and seed, same outcomes.
 
     ``estimator`` None is for policies that look at no engine (round robin, random, latency agnostic): no
     engine is mirrored, no TTFT predicted, and overloaded runs are ten times as fast.
-    ``seed`` draws the engines' step noise only; queries and answers are the workload's. Costs a few tens of
-    microseconds of CPU per query on three instances, linear in queries and in instances.
+    ``seed`` draws the engines' step noise only; queries and answers are the workload's. Several routers get the queries
+    in turn, each with its own ledger and its own copy of policy and estimator; what one sends, the others see only in
+    snapshots. Costs a few tens of microseconds of CPU per query on three instances, linear in queries and in instances.
+
+    Raises:
+        ConfigError: no router, several that would see each query at once, or lengths that are not certain.
     """
     sight = Sight() if sight is None else sight
-    run = _Run(workload, pool, sight, seed, policy=policy, estimator=estimator, on_infeasible=on_infeasible)
+    if num_routers < 1 or (num_routers > 1 and sight.interval_s == 0 and not sight.every_step):
+        raise ConfigError(f"must be 1, or above it with every_step or interval_s, not {num_routers}", key="num_routers")
+    if sight.exact_lengths and (workload.predicted_output_tokens != workload.true_output_tokens).any():
+        raise ConfigError("needs a workload that predicts the true lengths", key="sight.exact_lengths")
+    routed = [(policy, estimator), *(deepcopy((policy, estimator)) for _ in range(num_routers - 1))]
+    run = _Run(workload, pool, sight, seed, routed=routed, on_infeasible=on_infeasible)
     run.play()
     return run.outcomes
 
@@ -89,38 +104,41 @@ class _Run:
         sight: Sight,
         seed: int,
         *,
-        policy: Policy,
-        estimator: Estimator | None,
+        routed: Sequence[tuple[Policy, Estimator | None]],
         on_infeasible: Literal["best_effort", "reject"],
     ) -> None:
         self.workload, self.sight = workload, sight
-        self.is_shown = estimator is not None
+        self.is_shown = routed[0][1] is not None
+        self.is_live = self.is_shown and sight.interval_s == 0 and not sight.every_step
         self.ids = [one.instance.id for one in pool.instances]
         self.columns = [workload.models.index(one.instance.model) for one in pool.instances]
         self.cards = [pool.cards[one.instance.model] for one in pool.instances]
         self.model_cards = [pool.cards[model] for model in workload.models]
         seeds = np.random.SeedSequence(seed).generate_state(len(self.ids), np.uint64).tolist()
         self.engines = [truth_engine(one, own) for one, own in zip(pool.instances, seeds, strict=True)]
-        self.fleet = FleetView(
-            [one.instance for one in pool.instances],
-            stale_after_s=float("inf"),
-            ageing=sight.ageing,
-            replay_ledger=sight.ledger,
-        )
-        self.router = Router(
-            fleet=self.fleet,
-            models=pool.cards,
-            policy=policy,
-            estimator=estimator or _NoEstimator(),
-            predictor=PriorPredictor(pool.cards),  # never asked: predictions come with the queries
-            lambda_per_musd=workload.lambda_per_musd,
-            on_infeasible=on_infeasible,
-        )
+        self.routers = [
+            Router(
+                fleet=FleetView(
+                    [one.instance for one in pool.instances],
+                    stale_after_s=float("inf"),
+                    ageing=sight.ageing,
+                    replay_ledger=sight.ledger,
+                ),
+                models=pool.cards,
+                policy=policy,
+                estimator=estimator or _NoEstimator(),
+                predictor=PriorPredictor(pool.cards),  # never asked: predictions come with the queries
+                lambda_per_musd=workload.lambda_per_musd,
+                on_infeasible=on_infeasible,
+            )
+            for policy, estimator in routed
+        ]
         self.events: list[tuple[float, bool, int, str]] = []  # (time_s, ended, instance, request id), a heap
         self.shown_s = -float("inf")
-        if self.is_shown and sight.interval_s == 0:
-            for name, engine in zip(self.ids, self.engines, strict=True):
-                self.fleet.observe_mirror(name, engine, 0.0, live=True)
+        self.shown_steps = [-1] * len(self.ids)
+        if self.is_live:
+            for index, engine in enumerate(self.engines):
+                self._show(index, engine, 0.0)
         self.outcomes = Outcomes.empty(len(workload.arrival_s))
         self.arrivals: list[float] = workload.arrival_s.tolist()
 
@@ -142,9 +160,18 @@ class _Run:
             if tick_s > self.shown_s:
                 self._advance_engines(tick_s)
                 self.shown_s = tick_s
-                for name, engine in zip(self.ids, self.engines, strict=True):
-                    self.fleet.observe_mirror(name, engine.clone(), tick_s)
+                for index, engine in enumerate(self.engines):
+                    self._show(index, engine.clone(), tick_s)
         self._advance_engines(now)
+        if self.is_shown and self.sight.every_step and now < float("inf"):
+            for index, engine in enumerate(self.engines):
+                if engine.num_steps != self.shown_steps[index]:  # what joins during a step is shown with the next one
+                    self.shown_steps[index] = engine.num_steps
+                    self._show(index, engine.clone(), now)
+
+    def _show(self, index: int, engine: TruthEngine, shown_s: float) -> None:
+        for router in self.routers:
+            router.fleet.observe_mirror(self.ids[index], engine, shown_s, live=self.is_live)
 
     def _advance_engines(self, now: float) -> None:
         events = self.events
@@ -158,17 +185,18 @@ class _Run:
         while events and events[0][0] <= now:
             time_s, ended, index, request_id = heapq.heappop(events)
             number = int(request_id)
+            router = self.routers[number % len(self.routers)]
             latency_s = time_s - self.arrivals[number]
             if not ended:
                 outcomes.ttft_s[number] = latency_s
-                self.fleet.first_token_seen(request_id, time_s)
+                router.fleet.first_token_seen(request_id, time_s)
                 continue
             output_tokens = int(self.workload.true_output_tokens[number, self.columns[index]])
             prompt_tokens = int(self.workload.prompt_tokens[number])
             outcomes.total_s[number] = latency_s
             outcomes.output_tokens[number] = output_tokens
             outcomes.status[number] = Status.OK
-            self.router.observe(
+            router.observe(
                 Outcome(
                     query_id=request_id,
                     instance_id=self.ids[index],
@@ -183,8 +211,9 @@ class _Run:
             )
 
     def _decide(self, number: int, query: Query, predictions: Mapping[str, Prediction], now: float) -> None:
+        router = self.routers[number % len(self.routers)]
         try:
-            decision = self.router.decide(query, now, predictions)
+            decision = router.decide(query, now, predictions)
         except (NoInstanceError, RejectedError):
             return
         index, candidate = decision.chosen, decision.candidate
@@ -198,8 +227,9 @@ class _Run:
             outcomes.predicted_ttft_s[number] = candidate.estimate.ttft_s
         prompt_tokens = candidate.prompt_tokens or 1
         predicted_tokens = candidate.output_tokens or 1.0
-        max_tokens = self.workload.max_tokens
-        self.fleet.book(
+        true_tokens = int(self.workload.true_output_tokens[number, self.columns[index]])
+        max_tokens = true_tokens if self.sight.exact_lengths else self.workload.max_tokens
+        router.fleet.book(
             request_id=query.id,
             instance_id=candidate.instance_id,
             prompt_tokens=prompt_tokens,
@@ -211,7 +241,7 @@ class _Run:
         self.engines[index].submit(
             query.id,
             prompt_tokens=prompt_tokens,
-            target_output_tokens=int(self.workload.true_output_tokens[number, self.columns[index]]),
+            target_output_tokens=true_tokens,
             predicted_output_tokens=predicted_tokens,
             max_tokens=max_tokens,
             now=now,
