@@ -182,6 +182,11 @@ NB_MODULE(_core, m) {
       .def("first_tokens", &EngineGroup::first_tokens, "prompt_tokens"_a.noconvert(), "ttft_s"_a.noconvert(),
            "wait_s"_a.noconvert(), "priority"_a = 0);
 
+  nb::class_<headway::LengthRule>(m, "LengthRule")
+      .def(nb::new_(&length_rule), "kind"_a, nb::kw_only(), "edges"_a = nb::make_tuple(), "lengths"_a = nb::make_tuple())
+      .def("target_tokens", &headway::LengthRule::target, "predicted_tokens"_a, "prompt_tokens"_a, "output_tokens"_a,
+           "max_tokens"_a);
+
   nb::class_<TruthInstance>(m, "TruthEngine")
       .def(nb::init<nb::object, nb::handle, double, double, double, double, double, uint64_t>(), "limits"_a,
            "step_time"_a, nb::kw_only(), "noise"_a, "stall_probability"_a, "stall_mean_s"_a, "gap_low_s"_a,
@@ -189,7 +194,7 @@ NB_MODULE(_core, m) {
       .def("submit", &TruthInstance::submit, "request_id"_a, nb::kw_only(), "prompt_tokens"_a,
            "target_output_tokens"_a, "predicted_output_tokens"_a, "max_tokens"_a, "priority"_a = 0, "now"_a)
       .def("run_until", &TruthInstance::run_until, "now"_a)
-      .def("mirror", &TruthInstance::mirror, "view"_a)
+      .def("mirror", &TruthInstance::mirror, "view"_a, "rule"_a)
       .def("clone", [](const TruthInstance& e) { return new TruthInstance(e); }, nb::rv_policy::take_ownership)
       .def_prop_ro("num_running", [](const TruthInstance& e) { return e.engine().scheduler().running().size; })
       .def_prop_ro("num_waiting", [](const TruthInstance& e) { return e.engine().scheduler().waiting().size; })

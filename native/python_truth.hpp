@@ -7,10 +7,30 @@
 #include <utility>
 #include <vector>
 
+#include "length_rule.hpp"
 #include "python_engine.hpp"
 #include "truth.hpp"
 
 namespace headway::python {
+
+inline LengthRule* length_rule(const std::string& kind, nb::handle edges, nb::handle lengths) {
+  if (kind == "survival") return new LengthRule(LengthRule::Kind::kSurvival);
+  if (kind == "plain") return new LengthRule(LengthRule::Kind::kPlain);
+  if (kind != "conditional_median") fail_input("kind", "must be survival, plain or conditional_median, not '" + kind + "'");
+  std::vector<int64_t> bounds;
+  for (nb::handle edge : edges) {
+    bounds.push_back(as_count(edge, "edges", 0));
+    if (bounds.size() > 1 && bounds[bounds.size() - 2] >= bounds.back()) fail_input("edges", "must rise");
+  }
+  std::vector<std::vector<double>> rows;
+  for (nb::handle row : lengths) {
+    rows.emplace_back();
+    for (nb::handle length : row) rows.back().push_back(as_seconds(length, "lengths"));
+    std::sort(rows.back().begin(), rows.back().end());
+  }
+  if (rows.size() != bounds.size() + 1) fail_input("lengths", "must have one row per bin: one more than edges");
+  return new LengthRule(std::move(bounds), std::move(rows));
+}
 
 // One truth engine with its ids. A copy is a snapshot: it can be mirrored later.
 class TruthInstance {
@@ -58,19 +78,19 @@ class TruthInstance {
 
   // Fills `view` with what a router may know of this engine, the batch in flight completed, and returns the time at
   // which that batch began: `view` stands there, with the batch's duration by its own clock as residual.
-  double mirror(ReplayedEngine& view) const {
+  double mirror(ReplayedEngine& view, const LengthRule& rule) const {
     const Scheduler& s = engine_.scheduler();
     view.clear(limits_, s.limits());
-    for (int32_t slot = s.running().first; slot >= 0; slot = s.next_of(slot)) view.place(seen(slot), id(slot));
+    for (int32_t slot = s.running().first; slot >= 0; slot = s.next_of(slot)) view.place(seen(slot, rule), id(slot));
     for (size_t i = 0; i < engine_.ending().size() && i < ending_ids_.size(); ++i) {
       const EndingRequest& ending = engine_.ending()[i];
       RequestInput input = ending.input;
       if (input.max_tokens > 0 && input.output >= input.max_tokens) continue;  // such an end a router does foresee
       if (input.prompt + input.output >= s.limits().max_model_len) continue;
-      input.target_output = survival_target(ending.predicted_output, input.output, input.max_tokens);
+      input.target_output = rule.target(ending.predicted_output, input.prompt, input.output, input.max_tokens);
       view.place(input, ending_ids_[i]);
     }
-    for (int32_t slot = s.waiting().first; slot >= 0; slot = s.next_of(slot)) view.queue(seen(slot), id(slot));
+    for (int32_t slot = s.waiting().first; slot >= 0; slot = s.next_of(slot)) view.queue(seen(slot, rule), id(slot));
     view.set_residual(engine_.batch().steps > 0 ? view.step_time().seconds(engine_.batch()) : 0.0);
     return engine_.batch_start_s();
   }
@@ -95,7 +115,7 @@ class TruthInstance {
 
   const nb::object& id(int32_t slot) const { return ids_[static_cast<size_t>(slot)]; }
 
-  RequestInput seen(int32_t slot) const {
+  RequestInput seen(int32_t slot, const LengthRule& rule) const {
     const Scheduler& s = engine_.scheduler();
     const Request& r = s.request(slot);
     RequestInput input;
@@ -106,7 +126,7 @@ class TruthInstance {
     input.max_tokens = r.max_tokens;
     input.priority = r.priority;
     input.arrival = r.arrival;
-    input.target_output = survival_target(engine_.predicted_output(slot), input.output, r.max_tokens);
+    input.target_output = rule.target(engine_.predicted_output(slot), input.prompt, input.output, r.max_tokens);
     return input;
   }
 

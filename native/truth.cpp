@@ -81,6 +81,11 @@ void TruthEngine::run_until(double now, std::vector<TruthEvent>& events) {
     if (run > 0) {
       scheduler_.run_decodes(1, knee);
     } else if (!scheduler_.step(false, knee)) {
+      if (scheduler_.num_requests() == 0) {  // idle: the ends of its last batch are past, and known
+        batch_start_s_ = batch_end_s_;
+        batch_ = Features{};
+        ending_.clear();
+      }
       return;  // nothing to do, or stuck
     }
     batch_ = scheduler_.features();

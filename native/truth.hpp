@@ -74,11 +74,4 @@ class TruthEngine {
   int64_t num_steps_ = 0;
 };
 
-// The remaining length a router expects: max(predicted - done, max(64, done/4)), within max_tokens.
-inline int64_t survival_target(double predicted, int64_t done, int64_t max_tokens) {
-  const double remaining = std::max({predicted - static_cast<double>(done), 64.0, static_cast<double>(done) / 4});
-  const int64_t target = done + static_cast<int64_t>(std::ceil(remaining));
-  return max_tokens <= 0 ? target : std::max(std::min(target, max_tokens), done + 1);
-}
-
 }  // namespace headway

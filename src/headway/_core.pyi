@@ -108,6 +108,19 @@ class EngineGroup:
     ) -> None:
         """Fill ``ttft_s`` and ``wait_s`` (one entry per engine; +inf where it cannot run)."""
 
+class LengthRule:
+    """How long a resident's answer is expected to become, given its prediction and what is there already.
+
+    ``survival``: remaining = max(predicted − done, max(64, done/4)), so that a request that outlives its prediction is
+    expected to go on. ``plain``: the prediction as it is. ``conditional_median``: once there is output, the median of
+    the answers seen (``lengths``, one row per bin of prompt tokens with upper bounds ``edges``, the last bin open)
+    that were longer than that.
+    """
+
+    def __init__(self, kind: str, *, edges: Sequence[int] = (), lengths: Sequence[Sequence[float]] = ()) -> None: ...
+    def target_tokens(self, predicted_tokens: float, prompt_tokens: int, output_tokens: int, max_tokens: int) -> int:
+        """The whole answer expected, above ``output_tokens`` and within ``max_tokens`` (0: no limit)."""
+
 class TruthEngine:
     """A simulated engine under its true, noisy clock (see ``native/truth.hpp``). For the lab only."""
 
@@ -138,9 +151,9 @@ class TruthEngine:
     def run_until(self, now: float) -> list[tuple[float, str, bool]]:
         """Start every batch that begins before ``now``; returns (time_s, request id, whether it ended) of the first
         tokens and ends in them, the batch in flight included: its events lie at or after ``now``."""
-    def mirror(self, view: ReplayedEngine) -> float:
-        """Fill ``view`` with what a router may know of this engine, and return the time at which it stands there: the
-        start of the batch in flight, with that batch completed and its duration by ``view``'s clock as residual."""
+    def mirror(self, view: ReplayedEngine, rule: LengthRule) -> float:
+        """Fill ``view`` with what a router may know of this engine, lengths by ``rule``. Returns the time at which it
+        stands there: the start of the batch in flight, completed, its duration by ``view``'s clock as residual."""
     def clone(self) -> TruthEngine: ...
     @property
     def num_running(self) -> int: ...

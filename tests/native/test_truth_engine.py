@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from engine_builders import fresh, limits
-from headway._core import ReplayedEngine, TruthEngine
+from headway._core import LengthRule, ReplayedEngine, TruthEngine
 from headway.errors import EngineInputError
 from headway.types import EngineLimits, StepTime
 
 CLOCK = StepTime.six_term(b0=7.296e-3, bp=2.0789e-5, bpp=5.1196e-10, bd=2.5632e-5, bs=4.6491e-8, bss=2.6851e-13)
 FIT = StepTime.linear(b0=7.49e-3, b1=2.078e-5, b2=5.037e-8, b3=1.033e-9)
+SURVIVAL = LengthRule("survival")
 Arrival = tuple[float, int, int]
 
 
@@ -96,7 +97,7 @@ def test_step_noise_has_the_spread_asked_for() -> None:
     for step in range(3000):
         engine.run_until(step * 1e-2)
         view = ReplayedEngine(limits(), flat)
-        edges.append(engine.mirror(view))
+        edges.append(engine.mirror(view, SURVIVAL))
     durations = np.diff(np.unique(edges))
     single = durations[durations < 0.0149]  # now and then two steps fall between two looks
     assert np.std(np.log(single / 0.01)) == pytest.approx(0.05, rel=0.1)
@@ -122,7 +123,7 @@ def test_a_mirror_shows_expected_lengths_not_true_ones() -> None:
     submit(engine, "a", 100, 777, 0.0, predicted=200.0)
     engine.run_until(0.1)
     view = ReplayedEngine(limits(), FIT)
-    engine.mirror(view)
+    engine.mirror(view, SURVIVAL)
     (resident,) = view.running
     assert resident.target_output_tokens == 200
     assert resident.output_tokens >= 1
@@ -137,7 +138,7 @@ def test_a_mirror_does_not_betray_an_end_in_the_batch_in_flight() -> None:
         )
         engine.run_until(1e-6)
         view = ReplayedEngine(limits(), FIT)
-        engine.mirror(view)
+        engine.mirror(view, SURVIVAL)
         assert engine.num_running == 0
         assert view.num_running == remaining
 
@@ -148,7 +149,7 @@ def test_a_mirror_stands_at_the_end_of_the_batch_in_flight() -> None:
     submit(engine, "a", 300, 50, 0.0)
     engine.run_until(1e-6)
     view = ReplayedEngine(limits(), FIT)
-    assert engine.mirror(view) == 0.0
+    assert engine.mirror(view, SURVIVAL) == 0.0
     c = FIT.named()
     assert view.residual_s == pytest.approx(c["b0"] + c["b1"] * 300 + c["b3"] * 300 * 301 / 2, rel=1e-12)
     (resident,) = view.running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway._core import ReplayedEngine
 from headway.errors import EngineInputError
-from headway.fleet import FleetView, survival_target_tokens
+from headway.fleet import FleetView, LengthRule
 from headway.types import EngineRequest, EngineState, Instance, Snapshot, SnapshotRequest
 from pools import FAST, LIMITS, book, instance
 
@@ -77,7 +78,40 @@ def test_remaining_length_survives_its_prediction(
     predicted: float, done: int, max_tokens: int | None, target: int
 ) -> None:
     """A resident that outlives its prediction is expected to go on, within max_tokens."""
-    assert survival_target_tokens(predicted, done, max_tokens) == target
+    assert LengthRule("survival").target_tokens(predicted, 100, done, max_tokens or 0) == target
+
+
+def test_plain_rule_takes_the_prediction_as_it_is() -> None:
+    """Without survival a request that outlives its prediction is expected to end with its next token."""
+    plain = LengthRule("plain")
+    assert plain.target_tokens(300.0, 100, 100, 0) == 300
+    assert plain.target_tokens(300.0, 100, 500, 0) == 501
+
+
+def test_conditional_median_asks_the_answers_seen() -> None:
+    """The median of the longer answers of the prompt's bin; a quarter more where none was longer."""
+    rule = LengthRule("conditional_median", edges=(128, 512), lengths=([50, 10, 90, 400], [7], []))
+    assert rule.target_tokens(300.0, 100, 0, 0) == 300  # nothing seen of it yet: the prediction
+    assert rule.target_tokens(300.0, 128, 20, 0) == 90
+    assert rule.target_tokens(300.0, 128, 20, 60) == 60
+    assert rule.target_tokens(300.0, 128, 400, 0) == 500
+    assert rule.target_tokens(300.0, 129, 5, 0) == 7
+    assert rule.target_tokens(300.0, 9000, 5, 0) == 69
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("kind", {"kind": "guess"}),
+        ("edges", {"kind": "conditional_median", "edges": (5, 5), "lengths": ([], [], [])}),
+        ("lengths", {"kind": "conditional_median", "edges": (5,), "lengths": ([],)}),
+        ("lengths", {"kind": "conditional_median", "edges": (), "lengths": ([math.nan],)}),
+    ],
+)
+def test_impossible_length_rules_are_refused_by_name(field: str, arguments: dict[str, Any]) -> None:
+    """Unknown kinds, edges that do not rise and tables that do not fit raise an error naming the field."""
+    with pytest.raises(EngineInputError, match=field):
+        LengthRule(**arguments)
 
 
 def test_batch_in_flight_is_completed() -> None:

@@ -1,6 +1,7 @@
 """The fleet as the router knows it: one replayed engine per instance, aged to ``now``."""
 
+from headway._core import LengthRule
 from headway.fleet.fleet_view import FleetView
-from headway.fleet.view import DEFAULT_OUTPUT_TOKENS, InstanceView, LedgerEntry, survival_target_tokens
+from headway.fleet.view import DEFAULT_OUTPUT_TOKENS, InstanceView, LedgerEntry
 
-__all__ = ["DEFAULT_OUTPUT_TOKENS", "FleetView", "InstanceView", "LedgerEntry", "survival_target_tokens"]
+__all__ = ["DEFAULT_OUTPUT_TOKENS", "FleetView", "InstanceView", "LedgerEntry", "LengthRule"]

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from headway._core import batch_time_s
-from headway.fleet.view import InstanceView, survival_target_tokens
+from headway._core import LengthRule, batch_time_s
+from headway.fleet.view import InstanceView
 from headway.types import EngineRequest, EngineState, Instance, Snapshot, SnapshotRequest, StepTime
 
 _ENGINE_ID_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
-def complete(view: InstanceView, snapshot: Snapshot, step_time: StepTime, default_output_tokens: float) -> EngineState:
+def complete(
+    view: InstanceView, snapshot: Snapshot, step_time: StepTime, rule: LengthRule, default_output_tokens: float
+) -> EngineState:
     """The state at the end of the batch in flight, whose duration is the residual.
 
     vLLM raises ``num_computed_tokens`` in ``schedule()`` but appends the output in the update: a request whose
@@ -39,9 +41,9 @@ def complete(view: InstanceView, snapshot: Snapshot, step_time: StepTime, defaul
         if ended or view.ledger_ids[r.request_id] in view.released:
             free_blocks += r.num_blocks
         else:
-            running.append(_resident(view, r, output_tokens, default_output_tokens))
+            running.append(_resident(view, r, output_tokens, rule, default_output_tokens))
     waiting = [
-        _resident(view, r, r.output_tokens, default_output_tokens)
+        _resident(view, r, r.output_tokens, rule, default_output_tokens)
         for r in snapshot.waiting
         if view.ledger_ids[r.request_id] not in view.released
     ]
@@ -70,7 +72,7 @@ def _match_ledger(view: InstanceView, snapshot: Snapshot) -> None:
 
 
 def _resident(
-    view: InstanceView, r: SnapshotRequest, output_tokens: int, default_output_tokens: float
+    view: InstanceView, r: SnapshotRequest, output_tokens: int, rule: LengthRule, default_output_tokens: float
 ) -> EngineRequest:
     ledger_id = view.ledger_ids[r.request_id]
     entry = view.ledger.get(ledger_id) if ledger_id is not None else None
@@ -80,7 +82,7 @@ def _resident(
         prompt_tokens=r.prompt_tokens,
         computed_tokens=r.computed_tokens,
         output_tokens=output_tokens,
-        target_output_tokens=survival_target_tokens(predicted_tokens, output_tokens, r.max_tokens),
+        target_output_tokens=rule.target_tokens(predicted_tokens, r.prompt_tokens, output_tokens, r.max_tokens),
         max_tokens=r.max_tokens or None,
         priority=r.priority,
         arrival_s=r.arrival_s,

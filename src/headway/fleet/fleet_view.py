@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headway._core import EngineGroup, ReplayedEngine, TruthEngine
+from headway._core import EngineGroup, LengthRule, ReplayedEngine, TruthEngine
 from headway.errors import EngineInputError
 from headway.fleet.completion import complete, mismatch
 from headway.fleet.view import (
@@ -19,7 +19,6 @@ from headway.fleet.view import (
     DEFAULT_OUTPUT_TOKENS,
     InstanceView,
     LedgerEntry,
-    survival_target_tokens,
 )
 from headway.types import EngineRequest, Instance, Snapshot, StepTime
 
@@ -35,10 +34,12 @@ class FleetView:
         *,
         stale_after_s: float = 2.0,
         default_output_tokens: float = DEFAULT_OUTPUT_TOKENS,
+        length_rule: LengthRule | None = None,
         ageing: bool = True,
         replay_ledger: bool = True,
     ) -> None:
-        """``default_output_tokens`` is expected of requests that other routers sent.
+        """``default_output_tokens`` is expected of requests that other routers sent, ``length_rule`` says how long a
+        resident's answer is expected to become (by default it survives its prediction).
 
         Without ``ageing`` engines stand still between snapshots, without ``replay_ledger`` what was sent since a
         snapshot is not replayed: both exist to show what they are worth.
@@ -47,6 +48,7 @@ class FleetView:
         self._index = {instance.id: index for index, instance in enumerate(instances)}
         self._stale_after_s = stale_after_s
         self._default_output_tokens = default_output_tokens
+        self._length_rule = LengthRule("survival") if length_rule is None else length_rule
         self._ageing, self._replay_ledger = ageing, replay_ledger
         self._ledger: dict[str, LedgerEntry] = {}
         self._group: EngineGroup | None = None
@@ -246,7 +248,7 @@ class FleetView:
     def _load_snapshot(self, view: InstanceView, step_time: StepTime) -> ReplayedEngine:
         snapshot = view.snapshot
         assert snapshot is not None
-        state = complete(view, snapshot, step_time, self._default_output_tokens)
+        state = complete(view, snapshot, step_time, self._length_rule, self._default_output_tokens)
         view.aged_to_s = snapshot.engine_s if snapshot.batch_start_s is None else snapshot.batch_start_s
         if view.engine is None:
             return ReplayedEngine.from_state(state, step_time)
@@ -260,7 +262,7 @@ class FleetView:
         if engine is None:
             assert view.instance.limits is not None
             engine = ReplayedEngine(view.instance.limits, step_time)
-        view.aged_to_s = mirrored.mirror(engine)
+        view.aged_to_s = mirrored.mirror(engine, self._length_rule)
         for request_id in [request_id for request_id in view.unseen if request_id in engine]:
             view.unseen.pop(request_id).engine_id = request_id
         for request_id in reversed(view.released):
@@ -277,7 +279,9 @@ class FleetView:
                 EngineRequest(
                     request_id=entry.request_id,
                     prompt_tokens=entry.prompt_tokens,
-                    target_output_tokens=survival_target_tokens(entry.predicted_output_tokens, 0, entry.max_tokens),
+                    target_output_tokens=self._length_rule.target_tokens(
+                        entry.predicted_output_tokens, entry.prompt_tokens, 0, entry.max_tokens or 0
+                    ),
                     max_tokens=entry.max_tokens,
                     priority=entry.priority,
                 )

@@ -20,17 +20,6 @@ DEFAULT_TTFT_RATIO_P90 = 1.1
 ARRIVAL_RATE_WINDOW_S = 10.0
 
 
-def survival_target_tokens(predicted_tokens: float, output_tokens: int, max_tokens: int | None) -> int:
-    """The whole answer expected of a request that has given ``output_tokens`` so far.
-
-    Remaining = max(predicted − done, max(64, done/4)): a request that outlives its prediction is expected to go on,
-    never to end at once, because a phantom end would free KV blocks that are not free.
-    """
-    remaining = max(predicted_tokens - output_tokens, 64.0, output_tokens / 4)
-    target = output_tokens + math.ceil(remaining)
-    return target if max_tokens is None or max_tokens <= 0 else max(min(target, max_tokens), output_tokens + 1)
-
-
 class LedgerEntry(Struct):
     """A request that was sent to an instance and has not ended yet."""
 
