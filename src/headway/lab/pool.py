@@ -76,8 +76,8 @@ class Pool(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(one.instance.model for one in self.instances))
 
 
-def lab_instance(instance_id: str, model: str, profile_name: str) -> LabInstance:
-    """An instance of ``model`` whose estimator profile and truth bear one name.
+def lab_instance(instance_id: str, model: str, profile_name: str, *, truth_name: str | None = None) -> LabInstance:
+    """An instance of ``model``: what its estimator knows, and the truth, by default the one of the same name.
 
     Raises:
         ProfileError: no profile, or no truth, is called so.
@@ -92,7 +92,7 @@ def lab_instance(instance_id: str, model: str, profile_name: str) -> LabInstance
         step_time=profile.step_time,
         calibration=profile.calibration,
     )
-    return LabInstance(instance=instance, truth=load_truth(profile_name))
+    return LabInstance(instance=instance, truth=load_truth(truth_name or profile_name))
 
 
 def qwen3_pool(copies: int | Sequence[int] = 1) -> Pool:
