@@ -19,7 +19,7 @@ from msgspec import Struct
 from headway._core import TruthEngine
 from headway.errors import ConfigError, NoInstanceError, RejectedError
 from headway.estimate.base import Estimator
-from headway.fleet import FleetView
+from headway.fleet import FleetView, LengthRule
 from headway.lab.metrics import Outcomes, Status
 from headway.lab.pool import LabInstance, Pool
 from headway.lab.workload import Workload
@@ -71,6 +71,7 @@ def simulate(
     sight: Sight | None = None,
     on_infeasible: Literal["best_effort", "reject"] = "best_effort",
     num_routers: int = 1,
+    length_rule: LengthRule | None = None,
 ) -> Outcomes:
     """What ``policy`` makes of ``workload`` on ``pool``. Same arguments and seed, same outcomes.
 
@@ -78,7 +79,7 @@ def simulate(
     engine is mirrored, no TTFT predicted, and overloaded runs are ten times as fast.
     ``seed`` draws the engines' step noise only; queries and answers are the workload's. Several routers get the queries
     in turn, each with its own ledger and its own copy of policy and estimator; what one sends, the others see only in
-    snapshots. Costs a few tens of microseconds of CPU per query on three instances, linear in queries and in instances.
+    snapshots. ``length_rule`` is how long routers expect residents to go on. Costs a few tens of microseconds of CPU per query on three instances, linear in queries and in instances.
 
     Raises:
         ConfigError: no router, several that would see each query at once, or lengths that are not certain.
@@ -89,7 +90,7 @@ def simulate(
     if sight.exact_lengths and (workload.predicted_output_tokens != workload.true_output_tokens).any():
         raise ConfigError("needs a workload that predicts the true lengths", key="sight.exact_lengths")
     routed = [(policy, estimator), *(deepcopy((policy, estimator)) for _ in range(num_routers - 1))]
-    run = _Run(workload, pool, sight, seed, routed=routed, on_infeasible=on_infeasible)
+    run = _Run(workload, pool, sight, seed, routed=routed, on_infeasible=on_infeasible, length_rule=length_rule)
     run.play()
     return run.outcomes
 
@@ -106,6 +107,7 @@ class _Run:
         *,
         routed: Sequence[tuple[Policy, Estimator | None]],
         on_infeasible: Literal["best_effort", "reject"],
+        length_rule: LengthRule | None,
     ) -> None:
         self.workload, self.sight = workload, sight
         self.is_shown = routed[0][1] is not None
@@ -121,6 +123,7 @@ class _Run:
                 fleet=FleetView(
                     [one.instance for one in pool.instances],
                     stale_after_s=float("inf"),
+                    length_rule=length_rule,
                     ageing=sight.ageing,
                     replay_ledger=sight.ledger,
                 ),
