@@ -29,6 +29,8 @@ from headway.predict.prior import PriorPredictor
 from headway.router import Router
 from headway.types import Estimate, Instance, Outcome, Prediction, Query
 
+_SLICE = 4096
+
 
 class Sight(Struct, frozen=True, kw_only=True):
     """What the router sees of the engines.
@@ -79,7 +81,8 @@ def simulate(
     engine is mirrored, no TTFT predicted, and overloaded runs are ten times as fast.
     ``seed`` draws the engines' step noise only; queries and answers are the workload's. Several routers get the queries
     in turn, each with its own ledger and its own copy of policy and estimator; what one sends, the others see only in
-    snapshots. ``length_rule`` is how long routers expect residents to go on. Costs a few tens of microseconds of CPU per query on three instances, linear in queries and in instances.
+    snapshots. ``length_rule`` is how long routers expect residents to go on. Costs a few tens of microseconds of CPU
+    per query on three instances, linear in queries and in instances.
 
     Raises:
         ConfigError: no router, several that would see each query at once, or lengths that are not certain.
@@ -255,29 +258,25 @@ class _Run:
         w = self.workload
         models = w.models
         cards = [(one.input_per_1m_usd * 1e-6, one.output_per_1m_usd * 1e-6) for one in self.model_cards]
-        for number, (arrival_s, prompt_tokens, target_s, lengths, qualities) in enumerate(
-            zip(
-                self.arrivals,
-                w.prompt_tokens.tolist(),
-                w.ttft_target_s.tolist(),
-                w.predicted_output_tokens.tolist(),
-                w.predicted_quality.tolist(),
-                strict=True,
-            )
-        ):
-            predictions = {
-                model: Prediction(quality, length, prompt_tokens * price_in + length * price_out, "lab")
-                for model, quality, length, (price_in, price_out) in zip(models, qualities, lengths, cards, strict=True)
-            }
-            query = Query(
-                id=str(number),
-                arrival_s=arrival_s,
-                prompt_text="",
-                prompt_tokens=dict.fromkeys(models, prompt_tokens),
-                max_tokens=w.max_tokens,
-                ttft_target_s=target_s,
-            )
-            yield query, predictions
+        columns = (w.arrival_s, w.prompt_tokens, w.ttft_target_s, w.predicted_output_tokens, w.predicted_quality)
+        for first in range(0, len(w.arrival_s), _SLICE):  # as lists a million rows would take hundreds of megabytes
+            rows = zip(*(column[first : first + _SLICE].tolist() for column in columns), strict=True)
+            for number, (arrival_s, prompt_tokens, target_s, lengths, qualities) in enumerate(rows, first):
+                predictions = {
+                    model: Prediction(quality, length, prompt_tokens * price_in + length * price_out, "lab")
+                    for model, quality, length, (price_in, price_out) in zip(
+                        models, qualities, lengths, cards, strict=True
+                    )
+                }
+                query = Query(
+                    id=str(number),
+                    arrival_s=arrival_s,
+                    prompt_text="",
+                    prompt_tokens=dict.fromkeys(models, prompt_tokens),
+                    max_tokens=w.max_tokens,
+                    ttft_target_s=target_s,
+                )
+                yield query, predictions
 
 
 class _NoEstimator:
