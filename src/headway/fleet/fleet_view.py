@@ -82,6 +82,7 @@ class FleetView:
         """
         view = self.views[self._index[instance_id]]
         view.mirrored, view.is_live, view.shown_s = engine, live, now
+        view.snapshot_age_s = 0.0
         view.snapshot_is_new = True
 
     def set_health(self, instance_id: str, healthy: bool) -> None:
@@ -158,11 +159,12 @@ class FleetView:
             shown_s = view.shown_s
             if shown_s is None:
                 continue
+            if view.is_live and view.engine is not None and view.mirrored is not None:
+                view.aged_to_s = view.mirrored.mirror(view.engine, self._length_rule)
+                self._advance(view, now)
+                continue
             had_engine = view.engine is not None
-            if view.is_live:
-                shown_s = view.shown_s = now
-                self._rebuild(view, shown_s, now)
-            elif view.snapshot_is_new:
+            if view.snapshot_is_new:
                 self._rebuild(view, shown_s, now)
             view.snapshot_age_s = max(now - shown_s, 0.0)
             if now > view.fresh_until_s and self._is_overdue(view, now):
