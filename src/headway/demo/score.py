@@ -154,12 +154,6 @@ def _quantile(values: Sequence[float], share: float) -> float | None:
     return float(np.quantile(values, share)) if values else None
 
 
-def _overheads_s(entries: Sequence[Served]) -> list[float]:
-    """What network, gateway and client added to each engine's own TTFT."""
-    pairs = [(entry.ttft_s, entry.engine_ttft_s) for entry in entries]
-    return [seen - own for seen, own in pairs if seen is not None and own is not None]
-
-
 _Compared = Sequence[tuple[float | None, float | None]]  # (predicted, observed) seconds
 
 

@@ -154,10 +154,7 @@ class EngineView(Generic[ResidentT]):
             self.waiting.insert(0, resident)
 
     def _insert(self, resident: ResidentT) -> None:
-        key = (resident.priority, resident.arrival_s)
-        self.waiting.insert(
-            bisect_right(self.waiting, key, key=lambda other: (other.priority, other.arrival_s)), resident
-        )
+        self.waiting.insert(bisect_right(self.waiting, _priority_key(resident), key=_priority_key), resident)
 
 
 def _priority_key(resident: Resident) -> tuple[int, float]:

@@ -49,14 +49,7 @@ def client_headers(raw: Iterable[tuple[bytes, bytes]]) -> HeaderList:
     """The upstream's headers as the client gets them."""
     pairs = [(name.lower(), value) for name, value in raw]
     dropped = _NOT_TO_CLIENT | named_by_connection(pairs)
-    return [
-        (name, value)
-        for name, value in pairs
-        if name not in dropped
-        and not name.startswith(b"x-headway-")
-        and value.isascii()
-        and value.decode().isprintable()
-    ]
+    return [(name, value) for name, value in pairs if name not in dropped and _may_pass(name, value)]
 
 
 def decision_headers(decision: Decision, decision_id: str, ignored: Sequence[str]) -> HeaderList:

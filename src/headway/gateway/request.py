@@ -126,9 +126,7 @@ def parse_request(endpoint: Endpoint, headers: Headers, body: bytes) -> ClientRe
         body=body,
         model=model,
         stream=fields.get("stream") is True,
-        prompt_text=text
-        if len(text) <= 2 * _PROMPT_END_CHARS
-        else text[:_PROMPT_END_CHARS] + text[-_PROMPT_END_CHARS:],
+        prompt_text=_both_ends(text),
         num_counted_tokens=min(prompt_tokens_of(fields), MAX_COUNT),
         max_tokens=_max_tokens(endpoint, fields),
         priority=_priority(fields),
