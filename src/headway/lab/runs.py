@@ -69,13 +69,13 @@ class Results(Struct, frozen=True, kw_only=True):
         """Units without a result yet."""
         return len(self.plan.units) - len(self.found)
 
-    def of(self, label: str, rate_per_s: float) -> list[Record]:
-        """One policy at one rate, seed by seed; only in full where every seed is there."""
-        return [r for u, r in self.found if u.sweep is None and (u.label, u.rate_per_s) == (label, rate_per_s)]
+    def of(self, label: str, rate_per_s: float) -> dict[int, Record]:
+        """One policy at one rate, by seed."""
+        return {u.seed: r for u, r in self.found if u.sweep is None and (u.label, u.rate_per_s) == (label, rate_per_s)}
 
-    def swept(self, sweep: SweepOf, label: str, value: float) -> list[Record]:
-        """One policy at one value of a sweep, seed by seed."""
-        return [r for u, r in self.found if (u.sweep, u.label, u.value) == (sweep, label, value)]
+    def swept(self, sweep: SweepOf, label: str, value: float) -> dict[int, Record]:
+        """One policy at one value of a sweep, by seed."""
+        return {u.seed: r for u, r in self.found if (u.sweep, u.label, u.value) == (sweep, label, value)}
 
 
 class Summary(Struct, frozen=True, kw_only=True):

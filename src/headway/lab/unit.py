@@ -38,7 +38,16 @@ QUANTILES: tuple[float, ...] = (*(round(0.02 * step, 2) for step in range(1, 50)
 NUM_PAIRS = 600
 #: What shapes a result, as paths within the package.
 _CODE = ("_core*.so", "types.py", "router.py", "fleet/*.py", "estimate/*.py", "policy/*.py", "predict/*.py", "lab/*.py")
-_NOT_CODE = ("report.py", "figures.py", "charts.py", "tables.py", "runs.py", "scenario.py", "speed.py")
+_NOT_CODE = (
+    "report.py",
+    "figures.py",
+    "run_figures.py",
+    "drawing.py",
+    "tables.py",
+    "runs.py",
+    "scenario.py",
+    "speed.py",
+)
 
 
 class Inputs(Struct, frozen=True, kw_only=True):
