@@ -12,16 +12,18 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from headway.estimate.registry import make_estimator
+from headway.fleet import LengthRule
 from headway.lab.acceptance.settings import DEFAULT_FALLBACK, SLOPES, Settings
 from headway.lab.arrivals import mmpp2, poisson
 from headway.lab.metrics import Score, score
 from headway.lab.pool import Pool, qwen3_pool
 from headway.lab.predictions import TASK_LABEL, PredictorQuality
-from headway.lab.references import RandomMixPolicy, TwoModelPolicy, knowing, true_clock
+from headway.lab.references import RandomMixPolicy, TwoModelPolicy, knowing, true_clock, with_throughput
 from headway.lab.simulate import Sight, simulate
 from headway.lab.truth import draw_ttft_targets, stream
 from headway.lab.workload import LAMBDA_PER_MUSD, Workload, WorkloadSpec, four_task_workload
@@ -31,6 +33,12 @@ from headway.policy.registry import make_policy
 
 #: What a policy may know: predictions, the task label, true lengths, those and the clock, those and true qualities.
 Knowledge = Literal["predicted", "label", "lengths", "lengths+clock", "all"]
+
+LengthRuleKind = Literal["survival", "plain", "conditional_median"]
+
+#: Upper bounds of the prompt bins of the conditional-median rule, as published; and the answers it has seen.
+MEDIAN_BIN_EDGES = (128, 512, 2048, 8192, 32768)
+_NUM_MEDIAN_ANSWERS, _MEDIAN_SEED = 4_000, 76
 
 #: Queries per second by which the unfinished-over-speed baseline was published, by model.
 PUBLISHED_SPEEDS = {"qwen3-0.6b": 4.281, "qwen3-8b": 1.803, "qwen3-32b": 1.217}
@@ -50,7 +58,7 @@ PLAYERS: dict[str, Player] = {
     "bear_throughput": Player("bear_throughput", "prefill_throughput", reads_targets=True),
     "bear_lagrangian": Player("bear_lagrangian", "replay"),
     "round_robin": Player("round_robin", None),
-    "shortest_queue": Player("shortest_queue", "replay"),  # its ties go to the smaller estimate
+    "shortest_queue": Player("shortest_queue", None),
     "latency_agnostic": Player("latency_agnostic", None),
     "unfinished_over_speed": Player("unfinished_over_speed", None, options={"speeds": PUBLISHED_SPEEDS}),
     "remaining_prefill": Player("remaining_prefill", "queueing"),
@@ -70,7 +78,8 @@ BASELINES = (*SIMPLE, *LATENCY_AWARE)
 class Play(Struct, frozen=True, kw_only=True):
     """One policy on one workload. ``options`` go beyond the player's own; ``burst_ratio`` above 1 is MMPP-2 of that r.
 
-    ``estimator`` replaces the player's; ``pair`` is (first or weak, second or strong) of the two-model references.
+    ``pair`` is (first or weak, second or strong) of the two-model references. ``throughput`` replaces the calibrated
+    prefill throughput, by instance.
     """
 
     policy: str
@@ -85,6 +94,8 @@ class Play(Struct, frozen=True, kw_only=True):
     lambda_per_musd: float = LAMBDA_PER_MUSD
     sight: Sight = Sight()
     num_routers: int = 1
+    length_rule: LengthRuleKind = "survival"
+    throughput: tuple[tuple[str, float], ...] = ()
 
     @property
     def cost(self) -> float:
@@ -94,7 +105,7 @@ class Play(Struct, frozen=True, kw_only=True):
     def run(self) -> dict[float, Score]:
         """The figures by target slope: of this unit's, or of both where the policy ignores targets."""
         player = PLAYERS[self.policy]
-        work, pool = workload_of(self), pool_of(self.knowledge)
+        work, pool = workload_of(self), with_throughput(pool_of(self.knowledge), dict(self.throughput))
         outcomes = simulate(
             work,
             pool,
@@ -103,6 +114,7 @@ class Play(Struct, frozen=True, kw_only=True):
             seed=self.seed,
             sight=replace(self.sight, exact_lengths=self.knowledge in ("lengths", "lengths+clock", "all")),
             num_routers=self.num_routers,
+            length_rule=length_rule(self.length_rule),
         )
         slopes = (self.slope,) if player.reads_targets else SLOPES
         return {slope: score(with_slope(work, self.seed, slope), pool, outcomes) for slope in slopes}
@@ -192,3 +204,17 @@ def pool_of(knowledge: Knowledge = "predicted") -> Pool:
     """The three-model pool, its clock known or fitted."""
     pool = qwen3_pool()
     return true_clock(pool) if knowledge in ("lengths+clock", "all") else pool
+
+
+@lru_cache(maxsize=3)
+def length_rule(kind: LengthRuleKind) -> LengthRule:
+    """How routers expect residents to go on; the conditional median has seen answers of all three models."""
+    if kind != "conditional_median":
+        return LengthRule(kind)
+    seen = _workload(Play(policy="", rate_per_s=1.0, seed=_MEDIAN_SEED, num_queries=_NUM_MEDIAN_ANSWERS))
+    bins = np.searchsorted(MEDIAN_BIN_EDGES, seen.prompt_tokens)
+    lengths = [
+        np.sort(seen.true_output_tokens[bins == place].ravel()).astype(float).tolist()
+        for place in range(len(MEDIAN_BIN_EDGES) + 1)
+    ]
+    return LengthRule(kind, edges=MEDIAN_BIN_EDGES, lengths=lengths)
