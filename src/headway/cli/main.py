@@ -26,6 +26,7 @@ _VERBS = {
     "route": ("headway.cli.route:route", "Explain where one prompt would go on the live pool, and why."),
     "engine": ("headway.cli.engine:engine", "Run one simulated OpenAI-compatible engine."),
     "calibrate": ("headway.cli.calibrate:calibrate", "Fit step times to an engine's step log and write a profile."),
+    "lab": ("headway.cli.lab:app", "Compare routing policies on simulated fleets."),
     "bench": ("headway.cli.bench:app", "Measure what the core costs."),
     "version": ("headway.cli.version:version", "Print the versions of Headway, its core, Python and the platform."),
 }

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from headway.lab.intervals import Interval
@@ -125,6 +126,15 @@ def legend(figure: Figure, axes: Axes, ends: Mapping[str, float]) -> None:
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda index: -ends.get(labels[index], 0.0))
     figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside right upper")
+
+
+def logarithmic(axis: Axis) -> None:
+    """Plain numbers on a logarithmic axis: 0.03, 0.1, 0.3, 1."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def svg_bytes(drawing: Drawing) -> bytes:

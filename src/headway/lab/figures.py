@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headway.lab.drawing import Drawing, curve, legend, look, panels
+from headway.lab.drawing import Drawing, curve, legend, logarithmic, look, panels
 from headway.lab.intervals import Interval, paired_gain, t_interval
 from headway.lab.runs import FLUID_BOUND, Results
 from headway.lab.tables import difference, utilities
@@ -100,7 +100,7 @@ def _over_rates(
     return Drawing(
         name=name,
         title=title,
-        caption=_BARS + (" The fluid bound is of routers with the scenario's own predictions." if bound else ""),
+        caption=_BARS + (" Only an oracle can pass the fluid bound." if bound else ""),
         alt=f"{title}, one line per policy. {_ranking(results, figure_of)}",
         figure=figure,
     )
@@ -210,6 +210,7 @@ def _delta(results: Results, rate_per_s: float) -> Drawing | None:
     if not drawn:
         return None
     axes.set_xscale("log")
+    logarithmic(axes.xaxis)
     axes.set_xlabel("mean time to first token (s, logarithmic)")
     axes.set_ylabel("mean utility per query, late answers counted")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")

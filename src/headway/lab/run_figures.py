@@ -6,12 +6,13 @@ over all queries of every seed. It refuses to hide queries that never got a firs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from headway.lab.drawing import INK, Drawing, legend, look, panels
-from headway.lab.intervals import t_interval
+from headway.lab.drawing import INK, Drawing, legend, logarithmic, look, panels
+from headway.lab.intervals import Interval, t_interval
 from headway.lab.runs import Results
 from headway.lab.unit import QUANTILES
 from headway.policy.registry import POLICIES
@@ -82,8 +83,9 @@ def _predictions(results: Results) -> Drawing | None:
 
 
 def _scatter(axes: Axes, pairs: list[tuple[float, float]], index: int) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+        scale("log")
+        logarithmic(axis)
     if pairs:
         low = min(min(pair) for pair in pairs if min(pair) > 0)
         high = max(max(pair) for pair in pairs)
@@ -105,15 +107,16 @@ def _mean_predictions(results: Results) -> Iterator[Drawing]:
         for index, model in enumerate(models):
             _mean_lines(axes, results, label, model, index)
         axes.set_yscale("log")
-        axes.set_title(f"{name}, under {label}")
+        logarithmic(axes.yaxis)
+        axes.set_title(f"{name}\nunder {label}")
         axes.set_xlabel("mean arrival rate (queries per second)")
     grid[0].set_ylabel("mean time to first token (s)")
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right upper")
     yield Drawing(
         name="mean_predictions",
         title="Mean predicted and observed time to first token over the arrival rate",
-        caption="Full lines are observed, dotted ones predicted; predictions without bound are left out. Bars are 95 % "
-        "intervals over seeds.",
+        caption="Full lines are observed, dotted ones predicted; predictions without bound are left out. Geometric "
+        "means over seeds with 95 % intervals.",
         alt="Mean time to first token over the arrival rate, observed and predicted, one panel per estimator: "
         + ", ".join(named)
         + ".",
@@ -130,11 +133,11 @@ def _mean_lines(axes: Axes, results: Results, label: str, model: str, index: int
             known = [mean for mean in means if mean is not None]
             if known:
                 x.append(rate_per_s)
-                values.append(t_interval(known))
+                values.append(_geometric(known))
         if x:
             y = [value.value for value in values]
             above = [0.0 if value.high is None else value.high - value.value for value in values]
-            below = [min(half, 0.999 * value) for half, value in zip(above, y, strict=True)]
+            below = [0.0 if value.low is None else value.value - value.low for value in values]
             colour, word = look(index).colour, field.split("_", maxsplit=1)[0]
             axes.errorbar(
                 x,
@@ -225,11 +228,11 @@ def _quantiles(results: Results) -> Drawing | None:
         points = [(share, column) for share, column in zip(shares, columns, strict=False) if None not in column]
         if points:
             x = [share for share, _ in points]
-            values = [t_interval([value for value in column if value is not None]) for _, column in points]
+            values = [_geometric([value for value in column if value is not None]) for _, column in points]
             one = look(index)
             ends[label] = values[-1].value
             y = [value.value for value in values]
-            low = [value.value if value.low is None else max(value.low, 0.2 * value.value) for value in values]
+            low = [value.value if value.low is None else value.low for value in values]
             high = [value.value if value.high is None else value.high for value in values]
             axes.plot(x, y, color=one.colour, linestyle=one.dash, linewidth=2.4 if index == 0 else 1.3, label=label)
             axes.fill_between(x, low, high, color=one.colour, alpha=0.13, linewidth=0)
@@ -237,6 +240,7 @@ def _quantiles(results: Results) -> Drawing | None:
         return None
     axes.set_xscale("log")
     axes.set_yscale("log")
+    logarithmic(axes.yaxis)
     axes.invert_xaxis()
     ticks = [90, 50, 20, 10, 5, 2, 1, 0.5, 0.1]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -247,8 +251,15 @@ def _quantiles(results: Results) -> Drawing | None:
     return Drawing(
         name="ttft_quantiles",
         title=f"Time to first token at {rate_per_s:g} queries/s",
-        caption="At 1 %, the 99th percentile. Bands are 95 % intervals over seeds; lines end where some queries got no "
-        "first token.",
+        caption="At 1 %, the 99th percentile. Geometric means over seeds with 95 % intervals as bands; a line ends where "
+        "some queries got no first token.",
         alt="Quantiles of the time to first token, one line per policy.",
         figure=figure,
     )
+
+
+def _geometric(values: list[float]) -> Interval:
+    """The geometric mean over seeds, with the interval that fits a logarithmic axis."""
+    of_logs = t_interval([math.log(max(value, 1e-6)) for value in values])
+    ends = [None if end is None else math.exp(end) for end in (of_logs.low, of_logs.high)]
+    return Interval(math.exp(of_logs.value), ends[0], ends[1])

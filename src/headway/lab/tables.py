@@ -16,6 +16,7 @@ from headway.errors import ConfigError
 from headway.lab.intervals import Interval, area_under, paired_gain, paired_interval, t_interval
 from headway.lab.metrics import Score
 from headway.lab.runs import FLUID_BOUND, Results
+from headway.lab.scenario import PolicyConfig
 from headway.lab.unit import Record
 from headway.policy.options import unknown
 
@@ -50,24 +51,29 @@ class Area(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Every policy at every rate, in the scenario's order. ``num_missing`` units have no result yet."""
+    """Every policy at every rate, in the scenario's order. ``num_missing`` units have no result yet, ``oracles`` were
+    shown truth."""
 
     scenario: str
     baseline: str
     num_queries: int
     num_missing: int
+    oracles: list[str]
     cells: list[Cell]
     areas: list[Area]
     fluid_bound: dict[str, Interval]
 
 
 class Table(Struct, frozen=True):
-    """Text in rows; all columns but the first are numbers."""
+    """Text in rows; all columns but the first are numbers. Where ``ranked``, the largest of a column is the best of it,
+    among the rows that are not ``unranked``."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     note: str = ""
+    ranked: bool = False
+    unranked: tuple[str, ...] = ()
 
 
 def compare(results: Results, baseline: str | None = None) -> Comparison:
@@ -94,6 +100,7 @@ def compare(results: Results, baseline: str | None = None) -> Comparison:
         baseline=base,
         num_queries=plan.scenario.num_queries,
         num_missing=results.num_missing,
+        oracles=[label for label, row in zip(plan.labels, plan.scenario.policies, strict=True) if _is_oracle(row)],
         cells=cells,
         areas=[_area(results, label, base) for label in plan.labels],
         fluid_bound={
@@ -102,6 +109,10 @@ def compare(results: Results, baseline: str | None = None) -> Comparison:
             if (found := results.of(FLUID_BOUND, rate_per_s))
         },
     )
+
+
+def _is_oracle(row: str | PolicyConfig) -> bool:
+    return not isinstance(row, str) and (row.clock == "exact" or row.sees in ("true_lengths", "truth"))
 
 
 def utilities(records: Mapping[int, Record]) -> dict[int, float]:
@@ -185,7 +196,7 @@ def utility_table(comparison: Comparison) -> Table:
         rows.append([FLUID_BOUND, *bound, ""])
     columns = ["policy", *(f"{rate:g} qps" for rate in rates), "mean"]
     note = f"Mean over seeds ± half of its 95 % interval; {comparison.num_queries} queries a seed."
-    return Table("OnTimeUtility", columns, rows, note)
+    return Table("OnTimeUtility", columns, rows, note, ranked=True, unranked=(FLUID_BOUND, *comparison.oracles))
 
 
 def difference_table(comparison: Comparison) -> Table:
