@@ -12,11 +12,11 @@ from collections.abc import Callable, Hashable, Sequence
 
 from headway.calibrate.acceptance import AcceptanceRow
 from headway.errors import ConfigError, HeadwayError
-from headway.lab.acceptance import baselines, utility
+from headway.lab.acceptance import baselines, knowledge, staleness, utility
 from headway.lab.acceptance.settings import Settings
 from headway.lab.acceptance.table import Group, Results, Unit
 
-GROUPS: tuple[Group, ...] = (*utility.GROUPS, *baselines.GROUPS)
+GROUPS: tuple[Group, ...] = (*utility.GROUPS, *baselines.GROUPS, *staleness.GROUPS, *knowledge.GROUPS)
 
 #: Called with (units done, units in all) after each.
 Progress = Callable[[int, int], None]

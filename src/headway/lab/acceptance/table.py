@@ -114,4 +114,4 @@ def row(
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.6g}") if math.isfinite(value) else value
+    return float(f"{value:.6g}") + 0.0 if math.isfinite(value) else value  # no negative zero

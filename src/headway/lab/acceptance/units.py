@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -33,12 +32,6 @@ from headway.policy.registry import make_policy
 
 #: What a policy may know: predictions, the task label, true lengths, those and the clock, those and true qualities.
 Knowledge = Literal["predicted", "label", "lengths", "lengths+clock", "all"]
-
-LengthRuleKind = Literal["survival", "plain", "conditional_median"]
-
-#: Upper bounds of the prompt bins of the conditional-median rule, as published; and the answers it has seen.
-MEDIAN_BIN_EDGES = (128, 512, 2048, 8192, 32768)
-_NUM_MEDIAN_ANSWERS, _MEDIAN_SEED = 4_000, 76
 
 #: Queries per second by which the unfinished-over-speed baseline was published, by model.
 PUBLISHED_SPEEDS = {"qwen3-0.6b": 4.281, "qwen3-8b": 1.803, "qwen3-32b": 1.217}
@@ -94,7 +87,7 @@ class Play(Struct, frozen=True, kw_only=True):
     lambda_per_musd: float = LAMBDA_PER_MUSD
     sight: Sight = Sight()
     num_routers: int = 1
-    length_rule: LengthRuleKind = "survival"
+    length_rule: Literal["survival", "plain"] = "survival"
     throughput: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -114,7 +107,7 @@ class Play(Struct, frozen=True, kw_only=True):
             seed=self.seed,
             sight=replace(self.sight, exact_lengths=self.knowledge in ("lengths", "lengths+clock", "all")),
             num_routers=self.num_routers,
-            length_rule=length_rule(self.length_rule),
+            length_rule=LengthRule(self.length_rule),
         )
         slopes = (self.slope,) if player.reads_targets else SLOPES
         return {slope: score(with_slope(work, self.seed, slope), pool, outcomes) for slope in slopes}
@@ -204,17 +197,3 @@ def pool_of(knowledge: Knowledge = "predicted") -> Pool:
     """The three-model pool, its clock known or fitted."""
     pool = qwen3_pool()
     return true_clock(pool) if knowledge in ("lengths+clock", "all") else pool
-
-
-@lru_cache(maxsize=3)
-def length_rule(kind: LengthRuleKind) -> LengthRule:
-    """How routers expect residents to go on; the conditional median has seen answers of all three models."""
-    if kind != "conditional_median":
-        return LengthRule(kind)
-    seen = _workload(Play(policy="", rate_per_s=1.0, seed=_MEDIAN_SEED, num_queries=_NUM_MEDIAN_ANSWERS))
-    bins = np.searchsorted(MEDIAN_BIN_EDGES, seen.prompt_tokens)
-    lengths = [
-        np.sort(seen.true_output_tokens[bins == place].ravel()).astype(float).tolist()
-        for place in range(len(MEDIAN_BIN_EDGES) + 1)
-    ]
-    return LengthRule(kind, edges=MEDIAN_BIN_EDGES, lengths=lengths)
