@@ -133,7 +133,7 @@ def report(directory: Path, /, *, baseline: str | None = None, out: Path | None 
     from headway.lab.runs import load_results
 
     written = write_report(load_results(directory), out or directory, baseline=baseline)
-    print(f"{written.html}\n{len(written.figures)} figures in {written.figures[0].parent if written.figures else '-'}")
+    print(f"{written.html}\n{len(written.figures)} files in {written.figures[0].parent}")
     _say_missing(written.num_missing)
     return 0
 

@@ -54,7 +54,7 @@ def rate_figures(results: Results, baseline: str) -> Iterator[Drawing]:
         "Queries answered in time",
         "share of queries with first token in time (%)",
         lambda score: 100.0 * score.attainment,
-        bottom=0.0,
+        limits=(0.0, 102.0),
     )
 
 
@@ -80,7 +80,7 @@ def _over_rates(
     figure_of: Callable[[Score], float],
     *,
     bound: bool = False,
-    bottom: float | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> Drawing:
     figure, (axes,) = panels(1, width=9.2, height=4.8)
     rates = results.plan.scenario.rates_per_s
@@ -94,8 +94,8 @@ def _over_rates(
         _draw_bound(results, axes)
     axes.set_xlabel(_RATE)
     axes.set_ylabel(axis)
-    if bottom is not None:
-        axes.set_ylim(bottom=bottom)
+    if limits is not None:
+        axes.set_ylim(*limits)
     legend(figure, axes, ends)
     return Drawing(
         name=name,

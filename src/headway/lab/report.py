@@ -27,7 +27,7 @@ _CSS = """
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6edf3; --paper: #0d1117; --faint: #9198a1; --line: #3d444d; --best: #12301c; }
 }
-body { margin: 2rem auto; padding: 0 1rem; max-width: 72rem; color: var(--ink); background: var(--paper);
+body { margin: 2rem auto; padding: 0 1rem; max-width: 88rem; color: var(--ink); background: var(--paper);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { line-height: 1.2; margin-bottom: .2rem; }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
@@ -133,8 +133,8 @@ def _facts(results: Results) -> str:
 def _reading() -> str:
     return (
         "<p>A query's <em>utility</em> is the quality of its answer less λ times what it cost. <em>OnTimeUtility</em> "
-        "is the mean over all queries, counting 0 for one whose first token came after its target, was refused or failed."
-        "</p>"
+        "is the mean over all queries, counting 0 for one whose first token came after its target, that was refused or "
+        "that failed.</p>"
     )
 
 

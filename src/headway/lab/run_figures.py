@@ -251,8 +251,8 @@ def _quantiles(results: Results) -> Drawing | None:
     return Drawing(
         name="ttft_quantiles",
         title=f"Time to first token at {rate_per_s:g} queries/s",
-        caption="At 1 %, the 99th percentile. Geometric means over seeds with 95 % intervals as bands; a line ends where "
-        "some queries got no first token.",
+        caption="At 1 %, the 99th percentile. Geometric means over seeds with 95 % intervals; a line ends where some "
+        "queries got no first token.",
         alt="Quantiles of the time to first token, one line per policy.",
         figure=figure,
     )
