@@ -28,16 +28,26 @@ LAMBDAS_PER_MUSD = (0.0, 1e-5, 1e-4, 2.5e-4, 5e-4, 1e-3)
 # ------------------------------------------------------------ A11: replay against throughput
 
 
-def _estimate_pair(settings: Settings, slope: float, knowledge: Knowledge) -> tuple[Maker, Maker]:
-    ours = bear(settings, slope=slope, knowledge=knowledge)
-    fallback = (("fallback", DEFAULT_FALLBACK),)
-    return ours, play(settings, "bear_throughput", slope=slope, knowledge=knowledge, options=fallback)
+def _by_estimate(settings: Settings, slope: float, knowledge: Knowledge) -> tuple[Maker, Maker, Maker]:
+    """BEAR by replay, by throughput, and by throughput with θ refitted on a tuning seed."""
+    by_throughput, refitted = (
+        play(
+            settings,
+            "bear_throughput",
+            slope=slope,
+            knowledge=knowledge,
+            options=(("fallback", DEFAULT_FALLBACK),),
+            refit_seed=seed,
+        )
+        for seed in (None, settings.tuning_seeds[0])
+    )
+    return bear(settings, slope=slope, knowledge=knowledge), by_throughput, refitted
 
 
 def _replay_needs(settings: Settings) -> list[Play]:
     rates = settings.rates_to(_REPLAY_RATES_PER_S[1], _REPLAY_RATES_PER_S[0])
     makers = [
-        make for slope in SLOPES for _, knowledge in _LENGTHS for make in _estimate_pair(settings, slope, knowledge)
+        make for slope in SLOPES for _, knowledge in _LENGTHS for make in _by_estimate(settings, slope, knowledge)
     ]
     return grid(makers, rates, settings.seeds)
 
@@ -46,9 +56,9 @@ def _replay_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
     rates, rows = settings.rates_to(_REPLAY_RATES_PER_S[1], _REPLAY_RATES_PER_S[0]), []
     for slope in SLOPES:
         for lengths, knowledge in _LENGTHS:
-            ours, theirs = (
+            ours, theirs, refitted = (
                 results.figures(make, rates, settings.seeds).mean(axis=0).tolist()
-                for make in _estimate_pair(settings, slope, knowledge)
+                for make in _by_estimate(settings, slope, knowledge)
             )
             setting = f"mean over {rates[0]:g}...{rates[-1]:g} qps, slope {slope:g}, {lengths} lengths"
             rows.append(
@@ -58,6 +68,14 @@ def _replay_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
                     settings.describe(f"{setting}, fallback {DEFAULT_FALLBACK}"),
                     paired_gain(ours, theirs),
                     at_least=_MIN_REPLAY_GAIN if slope == SLOPES[0] else None,
+                )
+            )
+            rows.append(
+                row(
+                    f"A11-{lengths}-{slope:g}-refitted",
+                    "OnTimeUtility of bear by replay over bear by prefill throughput, theta refitted on another seed",
+                    settings.describe(f"{setting}, fallback {DEFAULT_FALLBACK}"),
+                    paired_gain(ours, refitted),
                 )
             )
     return rows

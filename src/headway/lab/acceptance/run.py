@@ -12,11 +12,22 @@ from collections.abc import Callable, Hashable, Sequence
 
 from headway.calibrate.acceptance import AcceptanceRow
 from headway.errors import ConfigError, HeadwayError
-from headway.lab.acceptance import baselines, knowledge, staleness, utility
+from headway.lab.acceptance import baselines, estimates, knowledge, queueing, staleness, steps, utility
 from headway.lab.acceptance.settings import Settings
 from headway.lab.acceptance.table import Group, Results, Unit
 
-GROUPS: tuple[Group, ...] = (*utility.GROUPS, *baselines.GROUPS, *staleness.GROUPS, *knowledge.GROUPS)
+
+def _number(claim_id: str) -> tuple[int, str]:
+    """``A1b`` as (1, "b")."""
+    digits = "".join(character for character in claim_id if character.isdigit())
+    return int(digits), claim_id.split(digits, 1)[1]
+
+
+_ALL = (steps, estimates, utility, baselines, staleness, queueing, knowledge)
+#: Every claim, in the order of their numbers.
+GROUPS: tuple[Group, ...] = tuple(
+    sorted((group for module in _ALL for group in module.GROUPS), key=lambda group: _number(group.claim_id))
+)
 
 #: Called with (units done, units in all) after each.
 Progress = Callable[[int, int], None]

@@ -18,7 +18,7 @@ DEFAULT_FALLBACK = "least_work"
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The size of a run. ``num_queries`` is per simulation; ``lps_events`` those of one queueing simulation."""
+    """The size of a run. ``num_queries`` is per simulation, ``lps_steps`` the events of each simulated queue."""
 
     name: str
     seeds: tuple[int, ...]
@@ -53,7 +53,7 @@ FULL = Settings(
     num_estimate_queries=4_000,
     num_step_queries=600,
     num_fluid_queries=16_000,
-    lps_steps=120_000,
+    lps_steps=20_000,
 )
 QUICK = Settings(
     name="quick",
@@ -64,5 +64,5 @@ QUICK = Settings(
     num_estimate_queries=1_000,
     num_step_queries=200,
     num_fluid_queries=2_000,
-    lps_steps=20_000,
+    lps_steps=4_000,
 )

@@ -110,7 +110,7 @@ def _shared_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
             rows.append(
                 row(
                     f"A23-{num_routers}-{interval}",
-                    f"share of OnTimeUtility lost by {num_routers} router(s) with private ledgers against one that sees "
+                    f"share of OnTimeUtility lost by {num_routers} routers with private ledgers against one that sees "
                     "every step",
                     settings.describe(
                         f"{rate:g} qps, snapshots {shown}, queries to the routers in turn, fallback {DEFAULT_FALLBACK}"

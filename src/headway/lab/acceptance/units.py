@@ -22,6 +22,7 @@ from headway.lab.arrivals import mmpp2, poisson
 from headway.lab.metrics import Score, score
 from headway.lab.pool import Pool, qwen3_pool
 from headway.lab.predictions import TASK_LABEL, PredictorQuality
+from headway.lab.probe import probe, refit, throughputs
 from headway.lab.references import RandomMixPolicy, TwoModelPolicy, knowing, true_clock, with_throughput
 from headway.lab.simulate import Sight, simulate
 from headway.lab.truth import draw_ttft_targets, stream
@@ -71,8 +72,8 @@ BASELINES = (*SIMPLE, *LATENCY_AWARE)
 class Play(Struct, frozen=True, kw_only=True):
     """One policy on one workload. ``options`` go beyond the player's own; ``burst_ratio`` above 1 is MMPP-2 of that r.
 
-    ``pair`` is (first or weak, second or strong) of the two-model references. ``throughput`` replaces the calibrated
-    prefill throughput, by instance.
+    ``pair`` is (first or weak, second or strong) of the two-model references. On ``refit_seed`` the prefill
+    throughput is fitted anew, for 8 queries per second.
     """
 
     policy: str
@@ -88,7 +89,7 @@ class Play(Struct, frozen=True, kw_only=True):
     sight: Sight = Sight()
     num_routers: int = 1
     length_rule: Literal["survival", "plain"] = "survival"
-    throughput: tuple[tuple[str, float], ...] = ()
+    refit_seed: int | None = None
 
     @property
     def cost(self) -> float:
@@ -98,7 +99,9 @@ class Play(Struct, frozen=True, kw_only=True):
     def run(self) -> dict[float, Score]:
         """The figures by target slope: of this unit's, or of both where the policy ignores targets."""
         player = PLAYERS[self.policy]
-        work, pool = workload_of(self), with_throughput(pool_of(self.knowledge), dict(self.throughput))
+        work, pool = workload_of(self), pool_of(self.knowledge)
+        if self.refit_seed is not None:
+            pool = with_throughput(pool, refitted(self.refit_seed, self.num_queries))
         outcomes = simulate(
             work,
             pool,
@@ -190,6 +193,15 @@ def _workload(unit: Play) -> Workload:
 def with_slope(work: Workload, seed: int, slope: float) -> Workload:
     """The same queries with the targets of another slope."""
     return replace(work, ttft_target_s=draw_ttft_targets(seed, work.prompt_tokens, slope))
+
+
+@lru_cache(maxsize=2)
+def refitted(seed: int, num_queries: int) -> dict[str, float]:
+    """θ in tokens per second by instance: the best for the throughput estimate with T_dec, on a run of its own."""
+    unit = Play(policy="bear", rate_per_s=8.0, seed=seed, num_queries=num_queries)
+    pool = pool_of()
+    probed = probe(workload_of(unit), pool, policy=make_policy("bear", rng=stream(seed, "policy")), seed=seed)
+    return throughputs(refit(probed, pool, with_decode_step=True))
 
 
 @lru_cache(maxsize=2)
