@@ -28,7 +28,7 @@ def build_router(config: Config, *, seed: int = 0) -> Router:
     """A router over the pool of ``config``; ``seed`` feeds what a policy draws.
 
     Raises:
-        ConfigError: a profile, a limit, a segment name or a policy option is wrong; path, line and key say where.
+        ConfigError: a profile, limit, segment, address or policy option is wrong; path, line and key say where.
     """
     return Router(
         fleet=FleetView(build_instances(config)),
@@ -92,11 +92,7 @@ def _instance(config: Config, index: int, entry: InstanceConfig, profiles: dict[
                 f"{entry.profile!r} was made on {profile.engine_version}, and this instance runs {entry.engine}",
                 kind=ProfileError,
             )
-    if entry.snapshots is not None:
-        try:
-            segment_path(entry.snapshots.shared_memory)
-        except ConfigError as error:
-            raise config.error(f"{key}.snapshots.shared_memory", str(error)) from error
+    _check_place(config, key, entry)
     return Instance(
         id=entry.id,
         model=entry.model,
@@ -107,6 +103,22 @@ def _instance(config: Config, index: int, entry: InstanceConfig, profiles: dict[
         step_time=None if profile is None else profile.step_time,
         calibration=None if profile is None else profile.calibration,
     )
+
+
+def _check_place(config: Config, key: str, entry: InstanceConfig) -> None:
+    source = entry.snapshots
+    if source is None:
+        return
+    try:
+        if source.shared_memory is not None:
+            segment_path(source.shared_memory)
+        elif source.zeromq is not None:
+            from headway.snapshot.zeromq import check_address  # pools on one machine need no ZeroMQ
+
+            check_address(source.zeromq)
+    except ConfigError as error:
+        message = str(error).removeprefix(f"{error.key}: ")
+        raise config.error(f"{key}.snapshots.{source.transport}", message) from error
 
 
 def _limits(config: Config, key: str, entry: InstanceConfig, limits: EngineLimits) -> EngineLimits:

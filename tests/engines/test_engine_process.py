@@ -130,6 +130,7 @@ def run_engine(*options: str) -> subprocess.CompletedProcess[str]:
         (["--profile", "h100-qwen3-8b", "--time-scale", "0"], "--time-scale: must be finite and above 0"),
         (["--profile", "h100-qwen3-8b", "--seed", "-1"], "--seed: must be at least 0"),
         (["--profile", "h100-qwen3-8b", "--shared-memory", "a/b"], "shared_memory: must be"),
+        (["--profile", "h100-qwen3-8b", "--zeromq", "ipc:///tmp/x"], "zeromq: must be tcp://HOST:PORT"),
         (["--profile", "h100-qwen3-8b", "--host", "no such host"], "host: "),
     ],
 )

@@ -102,7 +102,6 @@ def test_complaints_name_path_line_and_key(old: str, new: str, key: str, line: i
         ("server:", "shadow: {policy: shortest_queue, sample: 0.1}\nserver:", "shadow"),
         ("server:", "keys: {file: keys.yaml}\nserver:", "keys"),
         ("{name: hosted-large}", "{name: hosted-large, tokenizer: t.json}", "models[1].tokenizer"),
-        ("{shared_memory: headway-h100-a}", '{zeromq: "tcp://10.0.0.5:7101"}', "instances[0].snapshots.zeromq"),
         ("on_infeasible: best_effort", "on_infeasible: queue", "routing.on_infeasible"),
         ("predictor: prior", "predictor: learned", "routing.predictor"),
     ],
@@ -150,6 +149,32 @@ def test_limits_override_the_profile() -> None:
 def test_bad_segment_names_are_refused() -> None:
     """A segment name that is no plain file name is found before anything starts."""
     assert complaint(POOL.replace("headway-h100-a", "../x")).key == "instances[0].snapshots.shared_memory"
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.5", "tcp://*:7101", "ipc:///tmp/x", "10.0.0.5:7101"])
+def test_bad_zeromq_addresses_are_refused(address: str) -> None:
+    """An address that nobody can connect to is found before anything starts, at its own key."""
+    error = complaint(POOL.replace("{shared_memory: headway-h100-a}", f'{{zeromq: "{address}"}}'))
+    assert (error.key, error.line) == ("instances[0].snapshots.zeromq", 7)
+    assert "must be tcp://HOST:PORT" in str(error)
+
+
+def test_snapshots_come_from_one_place() -> None:
+    """Shared memory or ZeroMQ: neither both nor none, and no two instances from one."""
+    over_zeromq = POOL.replace("{shared_memory: headway-h100-a}", '{zeromq: "tcp://10.0.0.5:7101"}')
+    source = parse_config(over_zeromq).instances[0].snapshots
+    assert source is not None
+    assert (source.transport, source.place) == ("zeromq", "tcp://10.0.0.5:7101")
+    build_instances(parse_config(over_zeromq))
+    both = POOL.replace("{shared_memory: headway-h100-a}", '{shared_memory: x, zeromq: "tcp://10.0.0.5:7101"}')
+    for text in (both, POOL.replace("{shared_memory: headway-h100-a}", "{}")):
+        error = complaint(text)
+        assert error.key == "instances[0].snapshots"
+        assert "one of shared_memory" in str(error)
+    twice = over_zeromq.replace("engine: vllm-0.32}", 'engine: vllm-0.32, snapshots: {zeromq: "tcp://10.0.0.5:7101"}}')
+    error = complaint(twice)
+    assert error.key == "instances[1].snapshots.zeromq"
+    assert "'h100-a' publishes there already" in str(error)
 
 
 def test_secrets_show_nowhere() -> None:

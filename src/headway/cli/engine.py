@@ -15,6 +15,7 @@ def engine(
     port: int = 8000,
     host: str = "127.0.0.1",
     shared_memory: str | None = None,
+    zeromq: str | None = None,
     step_log: Path | None = None,
     seed: int = 0,
     time_scale: float = 1.0,
@@ -37,6 +38,9 @@ def engine(
         The address to listen on.
     shared_memory
         Segment in /dev/shm that receives a snapshot after every step.
+    zeromq
+        Address such as tcp://10.0.0.5:7101 where routers on other hosts subscribe to the same snapshots. The host may
+        be * (every interface), the port 0 (a free one); a second line says which. Neither encrypted nor authenticated.
     step_log
         File that receives one JSON line per step, for ``headway calibrate``; what was there is replaced.
     seed
@@ -64,6 +68,7 @@ def engine(
         host=host,
         port=port,
         segment=shared_memory,
+        zeromq=zeromq,
         step_log=step_log,
         seed=seed,
         time_scale=time_scale,

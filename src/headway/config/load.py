@@ -118,7 +118,7 @@ def _check_instances(config: Config) -> None:
         raise config.error("instances", "a pool needs at least one instance")
     names = [model.name for model in config.models]
     ids: set[str] = set()
-    segments: dict[str, str] = {}
+    places: dict[str, str] = {}
     for index, instance in enumerate(config.instances):
         key = f"instances[{index}]"
         if instance.id in ids:
@@ -136,12 +136,14 @@ def _check_instances(config: Config) -> None:
         if instance.limits is not None and instance.profile is None:
             raise config.error(f"{key}.limits", "override the limits of a profile, and this instance names none")
         if instance.snapshots is not None:
-            segment = instance.snapshots.shared_memory
-            if segment in segments:
+            source = instance.snapshots
+            if (source.shared_memory is None) == (source.zeromq is None):
+                raise config.error(f"{key}.snapshots", "takes one of shared_memory (this machine) and zeromq (others)")
+            if source.place in places:
                 raise config.error(
-                    f"{key}.snapshots.shared_memory", f"instance {segments[segment]!r} publishes there already"
+                    f"{key}.snapshots.{source.transport}", f"instance {places[source.place]!r} publishes there already"
                 )
-            segments[segment] = instance.id
+            places[source.place] = instance.id
         if instance.api_key is not None and instance.api_key.variable == "":
             raise config.error(f"{key}.api_key", "names no environment variable; write env:NAME")
 

@@ -27,7 +27,6 @@ NOT_BUILT_KEYS: dict[str, str] = {
     "shadow": "shadow policies are not built yet",
     "keys": "client keys are not built yet",
     "models[].tokenizer": "tokenizers are not built yet; tokens are counted as bytes/4, corrected by reported usage",
-    "instances[].snapshots.zeromq": "snapshots over ZeroMQ are not built yet; use shared_memory",
 }
 
 #: Values of later features, by key and value.
@@ -101,9 +100,23 @@ class LimitOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SnapshotSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where an instance publishes its state: the name of a shared-memory segment on this machine."""
+    """Where an instance publishes its state: a shared-memory segment on this machine, or a ZeroMQ address.
 
-    shared_memory: Name
+    Exactly one is given. ``zeromq`` is ``tcp://HOST:PORT``.
+    """
+
+    shared_memory: Name | None = None
+    zeromq: Name | None = None
+
+    @property
+    def transport(self) -> str:
+        """The key that is given."""
+        return "zeromq" if self.shared_memory is None else "shared_memory"
+
+    @property
+    def place(self) -> str:
+        """What that key says: segment or address."""
+        return self.shared_memory or self.zeromq or ""
 
 
 class InstanceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

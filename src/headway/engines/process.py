@@ -1,4 +1,4 @@
-"""Runs a simulated engine as a process: socket, signals, segment, and an end that leaves nothing behind.
+"""Runs a simulated engine as a process: sockets, signals, segment, and an end that leaves nothing behind.
 
 SIGINT and SIGTERM end it at once, as a restart of a real engine would: answers under way break off, the segment is
 unlinked, the exit code is 0. It refuses to serve on when its step loop has failed.
@@ -11,26 +11,27 @@ import contextlib
 import gc
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
 from msgspec import Struct
 
 from headway.engines.openai_server import OpenAIServer
-from headway.engines.simulated import SimulatedEngine, step_log_header
+from headway.engines.simulated import SimulatedEngine, SnapshotSink, step_log_header
 from headway.engines.step_log import StepLogWriter
 from headway.engines.vllm_metrics import EngineMetrics
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError, HeadwayError, SnapshotError
 from headway.profiles import TruthProfile
 from headway.snapshot.shared_memory import SharedMemoryWriter
+from headway.types import Snapshot
 
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close first
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
-    """What ``headway engine`` was told. ``port`` 0 takes a free one; ``segment`` None publishes nothing, ``step_log``
-    None logs no steps."""
+    """What ``headway engine`` was told. ``port`` 0 takes a free one; without ``segment`` (shared memory) and ``zeromq``
+    (an address to bind) nothing is published, without ``step_log`` no steps are logged."""
 
     truth: TruthProfile
     model: str
@@ -40,10 +41,35 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     seed: int
     time_scale: float
     step_log: Path | None = None
+    zeromq: str | None = None
+
+
+class _Everywhere:
+    """Publishes to several sinks; one that fails keeps nothing from the others."""
+
+    def __init__(self, sinks: Sequence[SnapshotSink]) -> None:
+        self._sinks = sinks
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Hand the snapshot to every sink.
+
+        Raises:
+            SnapshotError: the first failure, once all had their turn.
+        """
+        failure: SnapshotError | None = None
+        for sink in self._sinks:
+            try:
+                sink.publish(snapshot)
+            except SnapshotError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling, which would end the process by the signal instead of with code 0."""
+
+    published_on: str | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,6 +80,8 @@ class _Server(uvicorn.Server):
         for bound in sockets or []:
             host, port = bound.getsockname()[:2]
             print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        if self.published_on is not None:
+            print(f"publishing on {self.published_on}", flush=True)
 
 
 def serve(options: EngineOptions) -> None:
@@ -61,7 +89,7 @@ def serve(options: EngineOptions) -> None:
 
     Raises:
         ConfigError: the address cannot be bound, or the step log not be written.
-        SnapshotError: the segment is in use or cannot be created.
+        SnapshotError: the segment or the address of the snapshots is in use or cannot be had.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(options))
@@ -76,34 +104,37 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(options: EngineOptions) -> None:
-    bound = _bind(options.host, options.port)
-    sink = step_sink = None
-    try:
+    with contextlib.ExitStack() as opened:
+        bound = opened.enter_context(contextlib.closing(_bind(options.host, options.port)))
+        step_sink: StepLogWriter | None = None
         if options.step_log is not None:
             step_sink = StepLogWriter(options.step_log, step_log_header(options.truth))
+            opened.callback(step_sink.close)
+        sinks: list[SnapshotSink] = []
         if options.segment is not None:
-            sink = SharedMemoryWriter(options.segment)
+            sinks.append(opened.enter_context(contextlib.closing(SharedMemoryWriter(options.segment))))
+        published_on = None
+        if options.zeromq is not None:
+            from headway.snapshot.zeromq import ZeroMQPublisher
+
+            publisher = opened.enter_context(contextlib.closing(ZeroMQPublisher(options.zeromq)))
+            sinks.append(publisher)
+            published_on = publisher.address
         metrics = EngineMetrics(options.model, options.truth.limits)
         engine = SimulatedEngine(
             options.truth,
             seed=options.seed,
             instance_id=options.segment or options.model,
             observer=metrics,
-            sink=sink,
+            sink=_Everywhere(sinks) if sinks else None,
             step_sink=step_sink,
             time_scale=options.time_scale,
         )
         app = OpenAIServer(engine, metrics, model=options.model, seed=options.seed)
-        await _run(engine, app, bound)
-    finally:
-        if sink is not None:
-            sink.close()
-        if step_sink is not None:
-            step_sink.close()
-        bound.close()
+        await _run(engine, app, bound, published_on)
 
 
-async def _run(engine: SimulatedEngine, app: OpenAIServer, bound: socket.socket) -> None:
+async def _run(engine: SimulatedEngine, app: OpenAIServer, bound: socket.socket, published_on: str | None) -> None:
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -114,6 +145,7 @@ async def _run(engine: SimulatedEngine, app: OpenAIServer, bound: socket.socket)
         ws="none",
     )
     server = _Server(config)
+    server.published_on = published_on
     steps = asyncio.create_task(engine.run())
 
     def stop() -> None:

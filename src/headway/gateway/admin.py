@@ -128,6 +128,7 @@ class AdminRoutes:
         view = gateway.fleet.views[index]
         instance, snapshot, engine = view.instance, view.snapshot, view.engine
         source = gateway.config.instances[index].snapshots
+        subscriber = gateway.feeds.subscribers.get(instance.id)
         gauges = gateway.feeds.gauges.get(instance.id)
         return {
             "id": instance.id,
@@ -140,7 +141,8 @@ class AdminRoutes:
             "draining": view.draining,
             "outstanding": view.num_outstanding,
             "estimate": "queueing" if engine is None else "replay",
-            "snapshots": None if source is None else source.shared_memory,
+            "snapshots": None if source is None else source.place,
+            "clock_offset_s": None if subscriber is None else subscriber.clock_offset_s,
             "snapshot_sequence": None if snapshot is None else snapshot.sequence,
             "snapshot_age_s": None if snapshot is None else round(view.snapshot_age_s or 0.0, 6),
             "stale": view.stale,

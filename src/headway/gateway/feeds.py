@@ -1,26 +1,33 @@
-"""Where an instance's state comes from: its snapshots in shared memory, or a plain engine's own gauges.
+"""Where an instance's state comes from: its snapshots, in shared memory or over ZeroMQ, or a plain engine's gauges.
 
 Snapshots are polled right before each decision, which costs next to nothing when there is nothing new, and by a slow
-task so that an idle gateway's view is right too. Gauges are polled once a second, never on the request path. A source
-that fails is reported once, not per poll; its instance then shows as stale and is routed on the fallback estimate.
+task so that an idle gateway's view is right too. What comes over a network is also taken from its socket as it arrives:
+only so is it known when that was. Gauges are polled once a second, never on the request path. A source that fails is
+reported once, not per poll; its instance then shows as stale and is routed on the fallback estimate.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 from msgspec import Struct
 
-from headway.config import Config
+from headway.config import Config, SnapshotSource
 from headway.errors import SnapshotError
 from headway.gateway.log import event
 from headway.gateway.upstream import Upstreams, UpstreamTarget
 from headway.router import Router
 from headway.snapshot.shared_memory import SharedMemoryReader
+from headway.types import Snapshot
+
+if TYPE_CHECKING:
+    from headway.snapshot.zeromq import ZeroMQSubscriber
 
 #: How often an idle gateway looks for snapshots, seconds.
 IDLE_POLL_S = 0.25
@@ -42,14 +49,22 @@ class Gauges(Struct, frozen=True):
     read_s: float
 
 
+class SnapshotReader(Protocol):
+    """A transport's end: the newest snapshot when it is new, else None. Raises SnapshotError on what is none."""
+
+    def poll(self) -> Snapshot | None: ...
+    def close(self) -> None: ...
+
+
 class Feeds:
     """The state sources of a pool. ``errors`` holds the present complaint of each source that has one."""
 
     def __init__(self, config: Config, router: Router, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._router = router
         self._clock = clock
-        self.readers = {
-            instance.id: SharedMemoryReader(instance.snapshots.shared_memory, instance_id=instance.id)
+        self.subscribers: dict[str, ZeroMQSubscriber] = {}
+        self.readers: dict[str, SnapshotReader] = {
+            instance.id: self._reader(instance.id, instance.snapshots)
             for instance in config.instances
             if instance.snapshots is not None
         }
@@ -61,6 +76,21 @@ class Feeds:
         self._silent = set(self.readers)
         self._items = list(self.readers.items())
         self._problems: dict[str, str | None] = {}
+        self._watching: asyncio.AbstractEventLoop | None = None
+
+    def _reader(self, instance_id: str, source: SnapshotSource) -> SnapshotReader:
+        if source.shared_memory is not None:
+            return SharedMemoryReader(source.shared_memory, instance_id=instance_id)
+        from headway.snapshot.zeromq import ZeroMQSubscriber  # pools on one machine need no ZeroMQ
+
+        self.subscribers[instance_id] = ZeroMQSubscriber(source.place, instance_id=instance_id, clock=self._clock)
+        return self.subscribers[instance_id]
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let ``loop`` take what arrives over networks from its sockets, until :meth:`close`."""
+        self._watching = loop
+        for subscriber in self.subscribers.values():
+            loop.add_reader(subscriber.fileno(), subscriber.receive)
 
     @property
     def silent(self) -> set[str]:
@@ -68,7 +98,7 @@ class Feeds:
         return self._silent
 
     def poll(self, now: float) -> None:
-        """Hand every new snapshot to the router. About 1 µs per instance when there is none."""
+        """Hand every new snapshot to the router. About 1 µs per instance when there is none, 5 µs over ZeroMQ."""
         for instance_id, reader in self._items:
             try:
                 snapshot = reader.poll()
@@ -90,7 +120,11 @@ class Feeds:
                 event(level, "instance_state", instance=view.instance.id, problem=problem or "none")
 
     def close(self) -> None:
-        """Give back the segments."""
+        """Give back segments and sockets."""
+        if self._watching is not None:
+            for subscriber in self.subscribers.values():
+                self._watching.remove_reader(subscriber.fileno())
+            self._watching = None
         for reader in self.readers.values():
             reader.close()
 

@@ -73,6 +73,7 @@ class Gateway:
         await self.upstreams.open()
         self._started_s = self.clock()
         loop = asyncio.get_running_loop()
+        self.feeds.watch(loop)
         self._tasks = [
             loop.create_task(_every(IDLE_POLL_S, "poll_snapshots", self._poll_snapshots)),
             loop.create_task(_every(GAUGE_POLL_S, "poll_gauges", self._poll_gauges)),
