@@ -1,4 +1,4 @@
-"""``headway bench``: what the core costs, in instructions and microseconds.
+"""``headway bench``: what the core costs, in instructions and microseconds, and how fast the lab simulates.
 
 Instructions are counted by callgrind on a native program without Python and are repeatable on a noisy machine;
 microseconds are CPU time of this process on this machine and are for orientation only.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json as json_module
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import timeit
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from headway.router import Router
     from headway.types import EngineLimits, EngineState, Prediction, Query, StepTime
 
-app = App(name="bench", help="Measure what the core costs.")
+app = App(name="bench", help="Measure what the core costs, and how fast the lab simulates.")
 
 _CASES = ("light_256", "saturated_128_128", "saturated_256_768", "cached")
 _INSTRUCTION_BUDGETS = {"light_256": 10_000, "saturated_128_128": 120_000, "saturated_256_768": 600_000, "cached": 300}
 _NUM_STATES = 8  # of which the native program takes the mean
+_LAB_QUERIES = 10_000
 _PYTHON_TARGETS = {"cached_ns": 100.0, "all_64_us": 5.0, "decide_3_us": 40.0, "decide_64_us": 150.0}
 
 
@@ -60,6 +62,56 @@ def core(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     else:
         _print_table(figures)
     return 0
+
+
+@app.command
+def lab(
+    *, quick: Annotated[bool, Parameter(negative=())] = False, json: Annotated[bool, Parameter(negative=())] = False
+) -> int:
+    """Measure simulated queries per CPU second, and the memory that a million of them take.
+
+    Parameters
+    ----------
+    quick
+        Leave out the run of a million queries.
+    json
+        Print one JSON object instead of a table.
+    """
+    rates = {
+        policy: {str(count): round(_simulate(policy, count, _LAB_QUERIES)["queries_per_cpu_s"], 1) for count in (3, 64)}
+        for policy in ("bear", "round_robin", "shortest_queue")
+    }
+    figures: dict[str, Any] = {"queries_per_cpu_s": rates}
+    if not quick:
+        million = _simulate("bear", 3, 1_000_000)
+        figures["peak_rss_mb_1m"] = round(million["peak_rss_mb"], 1)
+        figures["queries_per_cpu_s_1m"] = round(million["queries_per_cpu_s"], 1)
+    if json:
+        print(json_module.dumps(figures))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"Simulated queries per CPU second, {_LAB_QUERIES:,} queries", title_justify="left")
+    for column in ("policy", "3 instances", "64 instances"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for policy, by_count in rates.items():
+        table.add_row(policy, *(f"{rate:,.0f}" for rate in by_count.values()))
+    console = Console()
+    console.print(table)
+    if not quick:
+        console.print(f"A million queries under bear: {figures['peak_rss_mb_1m']:,.0f} MB at most.", highlight=False)
+    return 0
+
+
+def _simulate(policy: str, num_instances: int, num_queries: int) -> dict[str, float]:
+    """One measurement in a process of its own, which nothing before it has warmed or filled; its CPU time only."""
+    command = [sys.executable, "-m", "headway.lab.speed", policy, str(num_instances), str(num_queries)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise HeadwayError(f"the simulation failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    figures: dict[str, float] = json_module.loads(done.stdout)
+    return figures
 
 
 def _count_instructions(program: Path) -> tuple[dict[str, int | None], str | None]:

@@ -27,7 +27,7 @@ _VERBS = {
     "engine": ("headway.cli.engine:engine", "Run one simulated OpenAI-compatible engine."),
     "calibrate": ("headway.cli.calibrate:calibrate", "Fit step times to an engine's step log and write a profile."),
     "lab": ("headway.cli.lab:app", "Compare routing policies on simulated fleets."),
-    "bench": ("headway.cli.bench:app", "Measure what the core costs."),
+    "bench": ("headway.cli.bench:app", "Measure what the core costs, and how fast the lab simulates."),
     "version": ("headway.cli.version:version", "Print the versions of Headway, its core, Python and the platform."),
 }
 for _name, (_target, _help) in _VERBS.items():
