@@ -242,7 +242,10 @@ class ZeroMQSubscriber:
         for _ in range(_MOST_AT_ONCE):  # a peer that never pauses must not keep us here
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 break
-            data = self._socket.recv(zmq.NOBLOCK)
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:  # the peer went between the two calls
+                break
         if data is not None:
             self._newest = data, self._clock()
 
