@@ -155,7 +155,7 @@ class ZeroMQPublisher:
             self._body = body
 
     def close(self) -> None:
-        """Unbind. May be called twice."""
+        """Unbind; the port is free a moment later. May be called twice."""
         self._closing.set()
         self._thread.join()
         self._socket.close()
