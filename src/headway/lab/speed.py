@@ -1,4 +1,4 @@
-"""How fast the lab simulates, measured in a process of its own: ``python -m headway.lab.speed POLICY INSTANCES QUERIES``.
+"""How fast the lab simulates, in a process of its own: ``python -m headway.lab.speed POLICY INSTANCES QUERIES``.
 
 It prints one JSON object: queries per CPU second of the simulation (its Router, engines and outcomes; the workload is
 built before), and the largest resident memory of the process from start to end, scoring included. The rate grows with
