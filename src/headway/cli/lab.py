@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -34,6 +34,7 @@ def run(
     *,
     out: Path | None = None,
     jobs: int | None = None,
+    backend: Literal["loky", "ray"] = "loky",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Simulate every policy, rate and seed of a scenario. What is in the directory already is not run again.
@@ -46,6 +47,8 @@ def run(
         Where plan and results go; by default runs/ and the scenario's name, in the present directory.
     jobs
         Simulations at a time; by default one per core.
+    backend
+        loky: processes on this machine. ray: a Ray cluster (RAY_ADDRESS; without it a local one), extra 'ray'.
     json
         Print the results, one object per policy, rate and seed.
     """
@@ -58,7 +61,7 @@ def run(
     asked = load_scenario(scenario)
     target = out or Path("runs") / scenario.stem
     with _progress(asked.file.name) as told:
-        summary = run_scenario(asked, target, jobs=jobs, told=told)
+        summary = run_scenario(asked, target, jobs=jobs, backend=backend, told=told)
     if json:
         import msgspec
 

@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +32,8 @@ from headway.lab.scenario import (
 if TYPE_CHECKING:
     from headway.lab.unit import Inputs, Record
 
+#: Where units are played: in processes of this machine, or on a Ray cluster.
+Backend = Literal["loky", "ray"]
 #: What the fluid bound is called among the policies.
 FLUID_BOUND = "fluid bound"
 
@@ -86,7 +88,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     num_kept: int
 
 
-def need(module: str) -> None:
+def need(module: str, extra: str = "lab") -> None:
     """Checks that an optional package is here.
 
     Raises:
@@ -95,7 +97,8 @@ def need(module: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"needs {module}, which comes with the extra 'lab': pip install 'headway[lab]'") from error
+        message = f"needs {module}, which comes with the extra '{extra}': pip install 'headway[{extra}]'"
+        raise ConfigError(message) from error
 
 
 def plan(scenario: Scenario) -> tuple[Plan, dict[str, Inputs]]:
@@ -134,18 +137,24 @@ def plan(scenario: Scenario) -> tuple[Plan, dict[str, Inputs]]:
 
 
 def run(
-    scenario: Scenario, out: Path, *, jobs: int | None = None, told: Callable[[int, int], None] | None = None
+    scenario: Scenario,
+    out: Path,
+    *,
+    jobs: int | None = None,
+    backend: Backend = "loky",
+    told: Callable[[int, int], None] | None = None,
 ) -> Summary:
     """Plays what is not in ``out`` yet, ``jobs`` units at a time (by default one per core this process may use).
 
-    ``told`` hears (done, all) after each unit.
+    ``backend`` ``ray`` plays them on the Ray cluster this process belongs to, or on a local one it starts; there the
+    default is one per core of the cluster. ``told`` hears (done, all) after each unit.
 
     Raises:
         ConfigError, DatasetError: as :func:`plan`, or results in ``out`` that cannot be read.
     """
     settled, inputs = plan(scenario)
-    jobs = jobs or len(os.sched_getaffinity(0))
-    if jobs > 1:
+    jobs = jobs or (_ray_cores() if backend == "ray" else len(os.sched_getaffinity(0)))
+    if jobs > 1 or backend == "ray":
         need("joblib")
     out.mkdir(parents=True, exist_ok=True)
     known = _read_records(out / "results.jsonl")
@@ -155,7 +164,8 @@ def run(
     if told is not None:
         told(num_done, len(inputs))
     with (out / "results.jsonl").open("ab") as file:
-        for record in _play_all(missing, min(jobs, len(missing))):
+        play_all = _play_on_ray if backend == "ray" else _play_all
+        for record in play_all(missing, min(jobs, len(missing))):
             file.write(msgspec.json.encode(record) + b"\n")
             file.flush()
             num_done += 1
@@ -282,6 +292,31 @@ def _play_all(missing: dict[str, Inputs], jobs: int) -> Iterator[Record]:
 
     with Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered") as parallel:
         yield from parallel(delayed(play)(one, key) for key, one in missing.items())
+
+
+def _ray_cores() -> int:
+    need("ray", "ray")
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)  # RAY_ADDRESS names a cluster; without it a local one is started
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+
+def _play_on_ray(missing: dict[str, Inputs], jobs: int) -> Iterator[Record]:
+    """The records of all, wave by wave: Ray's backend of joblib hands results back by the list only."""
+    from headway.lab.unit import play
+
+    _ray_cores()
+    from joblib import Parallel, delayed
+    from ray.util.joblib import register_ray
+
+    register_ray()
+    units = list(missing.items())
+    wave = 4 * max(jobs, 1)
+    with Parallel(n_jobs=max(jobs, 1), backend="ray") as parallel:
+        for first in range(0, len(units), wave):
+            yield from parallel(delayed(play)(one, key) for key, one in units[first : first + wave])
 
 
 def _read_records(path: Path) -> dict[str, Record]:
