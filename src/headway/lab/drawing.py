@@ -7,6 +7,7 @@ objects alone, without a display and without global state. This file refuses to 
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,11 +130,16 @@ def legend(figure: Figure, axes: Axes, ends: Mapping[str, float]) -> None:
 
 
 def logarithmic(axis: Axis) -> None:
-    """Plain numbers on a logarithmic axis: 0.03, 0.1, 0.3, 1."""
+    """Plain numbers on a logarithmic axis: 0.03, 0.1, 0.3, 1; whole decades only where there are many."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    def text(value: float, _: object) -> str:
+        low, high = axis.get_view_interval()
+        crowded = low > 0.0 and high / low > 300.0
+        return "" if crowded and not math.log10(value).is_integer() else f"{value:g}"
+
     axis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(text))
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -67,7 +67,7 @@ def _predictions(results: Results) -> Drawing | None:
         _scatter(axes, pairs, number % len(models))
         words = "no answer" if error is None else f"mean error {error:.1%}"
         told.append(f"{name} on {model}: {words}")
-        axes.set_title(f"{name}, {model}\n{words}")
+        axes.set_title(f"{name}\n{model}, {words}")
         if number % len(models) == 0:
             axes.set_ylabel("observed TTFT (s)")
         if number >= len(models) * (len(rows) - 1):
