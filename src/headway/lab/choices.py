@@ -72,7 +72,11 @@ def information(counts: Column, num_samplings: float) -> Column:
 
 
 def read_choices(workload: Workload, pool: Pool, outcomes: Outcomes) -> Choices:
-    """What was chosen, in columns of models from weak to strong (by mean true quality over the workload)."""
+    """What was chosen, in columns of models from weak to strong (by mean true quality over the workload).
+
+    Raises:
+        ValueError: a pool of one model, fewer than two queries taken per block, or outcomes of another run.
+    """
     if len(pool.models) < 2:
         raise ValueError("a pool of one model leaves no choice to judge")
     real = realise(workload, pool, outcomes)
