@@ -100,7 +100,7 @@ def page(results: Results, comparison: Comparison, made: list[Drawing]) -> str:
         *(_figure(one) for one in made),
         "<h2>The scenario</h2>",
         "<p class=note>As it was read, with every default filled in.</p>",
-        f"<pre>{escape(_settings(results))}</pre>",
+        f"<details><summary>Show</summary><pre>{escape(_settings(results))}</pre></details>",
         f"<footer>headway {headway.__version__}, <code>headway lab report</code>. Simulated, no real GPU behind it."
         "</footer></body></html>",
     ]

@@ -194,7 +194,7 @@ def utility_table(comparison: Comparison) -> Table:
     ]
     if len(bound) == len(rates):
         rows.append([FLUID_BOUND, *bound, ""])
-    columns = ["policy", *(f"{rate:g} qps" for rate in rates), "mean"]
+    columns, rows = _without_empty(["policy", *(f"{rate:g} qps" for rate in rates), "mean"], rows)
     note = f"Mean over seeds ± half of its 95 % interval; {comparison.num_queries} queries a seed."
     return Table("OnTimeUtility", columns, rows, note, ranked=True, unranked=(FLUID_BOUND, *comparison.oracles))
 
@@ -211,7 +211,7 @@ def difference_table(comparison: Comparison) -> Table:
         for area in comparison.areas
         if area.policy != comparison.baseline
     ]
-    columns = ["policy", *(f"{rate:g} qps" for rate in rates), "gain of area"]
+    columns, rows = _without_empty(["policy", *(f"{rate:g} qps" for rate in rates), "gain of area"], rows)
     note = "Seed by seed on the same queries, ± half of the 95 % interval."
     return Table(f"OnTimeUtility less that of {comparison.baseline}", columns, rows, note)
 
@@ -249,6 +249,12 @@ def parts_table(comparison: Comparison, rate_per_s: float) -> Table:
         "Shares are of all queries (of the task); TTFTs in seconds over answered ones. Late: answers past their target."
     )
     return Table(f"What stands behind it at {rate_per_s:g} qps", columns, rows, note)
+
+
+def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The columns that say something: a single rate has neither mean nor area."""
+    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
 def _grid(comparison: Comparison) -> tuple[list[float], dict[tuple[str, float], Cell]]:
