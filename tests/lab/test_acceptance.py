@@ -28,7 +28,7 @@ TINY = replace(
     rates_per_s=(5.0, 8.0),
     num_queries=60,
     num_estimate_queries=80,
-    num_step_queries=40,
+    num_step_queries=200,
     num_fluid_queries=60,
     lps_steps=300,
 )
@@ -111,3 +111,18 @@ def test_utility_at_a_ttft_is_read_off_the_curve() -> None:
     assert utility_at(10**0.5, points) == pytest.approx(0.55)
     assert utility_at(0.01, points) == pytest.approx(0.4)
     assert np.isclose(utility_at(1.0, points), 0.5)
+
+
+def test_every_claim_can_be_measured() -> None:
+    """Each claim gives rows of its own on a tiny run (A1 has tests of its own, with the calibration)."""
+    pytest.importorskip("scipy", reason="bounds and intervals need the extra 'lab'")
+    claims = [group.claim_id for group in GROUPS]
+    numbers = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15, 16, 19, 22, 23]
+    assert claims == ["A1", "A1b", *(f"A{number}" for number in numbers[1:])]
+    claims.remove("A1")
+    rows = acceptance_rows(TINY, only=claims, num_jobs=1)
+    assert set(claims) == {row.id.split("-", 1)[0] for row in rows}
+    assert len({row.id for row in rows}) == len(rows)
+    judged = {row.id.split("-", 1)[0] for row in rows if row.passed is not None}
+    assert set(claims) - judged == {"A23"}
+    assert all("QUICK" in row.setting for row in rows if row.id.split("-", 1)[0] not in ("A1b", "A10"))

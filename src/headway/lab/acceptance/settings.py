@@ -49,10 +49,10 @@ FULL = Settings(
     seeds=(2101, 2102, 2103, 2104, 2105),
     tuning_seeds=(77, 78, 79),
     rates_per_s=RATES_PER_S,
-    num_queries=16_000,
+    num_queries=10_000,
     num_estimate_queries=4_000,
     num_step_queries=600,
-    num_fluid_queries=16_000,
+    num_fluid_queries=10_000,
     lps_steps=20_000,
 )
 QUICK = Settings(
@@ -60,9 +60,9 @@ QUICK = Settings(
     seeds=(2101, 2102, 2103),
     tuning_seeds=(77,),
     rates_per_s=(3.0, 5.0, 8.0, 8.6, 9.5, 12.0),
-    num_queries=2_000,
+    num_queries=1_200,
     num_estimate_queries=1_000,
-    num_step_queries=200,
-    num_fluid_queries=2_000,
+    num_step_queries=300,
+    num_fluid_queries=1_200,
     lps_steps=4_000,
 )
