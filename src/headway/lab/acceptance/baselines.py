@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from headway.calibrate.acceptance import AcceptanceRow
-from headway.lab.acceptance.settings import DEFAULT_FALLBACK, Settings
+from headway.lab.acceptance.settings import DEFAULT_FALLBACK, SLOPES, Settings
 from headway.lab.acceptance.table import Grid, Group, Results, floored, on_time, row
 from headway.lab.acceptance.units import BASELINES, LATENCY_AWARE, Maker, Play, bear, grid, play, pool_of, workload_of
 from headway.lab.intervals import Interval, paired_gain, paired_interval, t_interval
@@ -179,12 +179,16 @@ def _burst_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
 
 
 _FALLBACKS = (DEFAULT_FALLBACK, "least_ttft")
-_OVERLOADED_PER_S = (10.0, 12.0)
+_LOADED_PER_S, _OVERLOADED_PER_S = 8.0, (10.0, 12.0)
 
 
 def _never_below_needs(settings: Settings) -> list[Play]:
     makers = [*(bear(settings, fallback) for fallback in _FALLBACKS), *(play(settings, name) for name in BASELINES)]
-    return grid(makers, settings.rates_per_s, settings.seeds)
+    printed = [bear(settings, fallback, slope=slope) for slope in SLOPES for fallback in _FALLBACKS]
+    return [
+        *grid(makers, settings.rates_per_s, settings.seeds),
+        *grid(printed, [settings.nearest(_LOADED_PER_S)], settings.seeds),
+    ]
 
 
 def _never_below_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
@@ -202,9 +206,27 @@ def _never_below_rows(settings: Settings, results: Results) -> list[AcceptanceRo
         setting = settings.describe(f"{rates[0]:g}...{rates[-1]:g} qps, fallback {fallback}")
         name = "A16" if fallback == DEFAULT_FALLBACK else f"A16-{fallback}"
         rows.append(row(name, claim, setting, float(margins[nearest].min()), at_least=0.0 if name == "A16" else None))
+    rows += _victim_rows(settings, results)
     for rate in [rate for rate in rates if rate in _OVERLOADED_PER_S]:
         runs = {fallback: results.scores(bear(settings, fallback), rate, seeds) for fallback in _FALLBACKS}
         rows += _overload_rows(settings, rate, runs)
+    return rows
+
+
+def _victim_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
+    """Below saturation: what each fallback does to those that were given up, under both target slopes."""
+    rate, rows = settings.nearest(_LOADED_PER_S), []
+    for slope in SLOPES:
+        for fallback in _FALLBACKS:
+            scores = results.scores(bear(settings, fallback, slope=slope), rate, settings.seeds)
+            setting = settings.describe(f"{rate:g} qps, slope {slope:g}, fallback {fallback}")
+            for name, claim, values in (
+                ("utility", "OnTimeUtility", [on_time(one) for one in scores]),
+                ("floored", "OnTimeUtility, negatives floored at 0", [floored(one) for one in scores]),
+                ("in_time", "share answered in time", [one.attainment for one in scores]),
+                ("p99", "TTFT of the slowest in a hundred, seconds", [one.ttft_p99_s or 0.0 for one in scores]),
+            ):
+                rows.append(row(f"A16-{fallback}-{rate:g}-{slope:g}-{name}", claim, setting, t_interval(values)))
     return rows
 
 

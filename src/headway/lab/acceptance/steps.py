@@ -1,7 +1,8 @@
 """A1, A1b: step-time errors, measured by the calibration's own rows; here only as units of the table.
 
-A1b needs the table of composed H100 batch times, which is not part of the package: ``HEADWAY_DATA`` names the directory
-that holds it (``timing/h100_composed_iteration_times.csv.gz``). Without it the row stands there, not measured.
+A1b needs the table of composed H100 batch times, which is not part of the package. ``HEADWAY_DATA`` names the directory
+that holds it (``timing/h100_composed_iteration_times.csv.gz``); else a directory ``data`` here, or in a folder beside
+this one, is taken. Without any the row stands there, not measured.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ def _named(settings: Settings, found: AcceptanceRow) -> AcceptanceRow:
 
 
 def data_directory() -> Path | None:
-    """Where ``HEADWAY_DATA`` says that the composed batch times lie, if they do."""
+    """Where the composed batch times lie, if they do: by ``HEADWAY_DATA``, else in or beside the present directory."""
     given = os.environ.get("HEADWAY_DATA")
-    return Path(given) if given and (Path(given) / COMPOSED_TIMES).exists() else None
+    here = Path.cwd()
+    places = [Path(given)] if given else [here / "data", *sorted(here.parent.glob("*/data"))]
+    return next((place for place in places if (place / COMPOSED_TIMES).exists()), None)
 
 
 def _composed(settings: Settings) -> list[ComposedSteps]:
@@ -88,7 +91,7 @@ def _composed_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
     if units:
         return [_named(settings, found) for unit in units for found in results.of(unit)]
     claim = "step-time MAPE on composed H100 batches: not measured"
-    setting = f"HEADWAY_DATA names no directory that holds {COMPOSED_TIMES}"
+    setting = f"no data directory holds {COMPOSED_TIMES}: set HEADWAY_DATA"
     return [row("A1b", claim, setting, float("nan"), at_most=MAX_MAPE)]
 
 
