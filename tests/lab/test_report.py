@@ -16,7 +16,7 @@ from headway.errors import ConfigError, DatasetError
 from headway.lab.report import Written, write_report
 from headway.lab.runs import Results, load_results, run
 from headway.lab.scenario import Scenario, parse_scenario
-from headway.lab.tables import compare, difference_table, parts_table, utility_table
+from headway.lab.tables import compare, difference_table, failures_table, parts_table, utility_table
 from small_scenario import SMALL
 
 
@@ -102,6 +102,29 @@ def test_an_unknown_baseline_is_refused_with_the_nearest(results: Results) -> No
         compare(results, "shortest_que")
 
 
+def test_known_failures_are_judged_by_policy(results: Results, written: Written) -> None:
+    """The focus rate's first seed is judged for each policy by name, and the page names the fourth's command."""
+    kept = [(unit.label, unit.rate_per_s, unit.seed) for unit, record in results.found if record.failures]
+    assert set(kept) == {(label, 9.0, 0) for label in results.plan.labels}
+    table = failures_table(results)
+    assert table is not None
+    names = ["difficulty blindness", "length reversal", "semantic matching"]
+    assert [row[:2] for row in table.rows] == [[label, name] for label in results.plan.labels for name in names]
+    first = results.of("bear", 9.0)[0].failures[0]
+    assert table.rows[0][2:4] == ["yes" if first.has_it else "no", f"{first.value:.3f}"]
+    text = written.html.read_text()
+    assert all(name in text for name in names)
+    assert "python -m headway.lab.failures" in text
+
+
+def test_a_run_too_small_to_be_judged_shows_no_failures(tmp_path: Path) -> None:
+    """With fewer queries than blocks need the rest of the page stands, without the table."""
+    text = SMALL[: SMALL.index("sweeps:")].replace("num_queries: 120", "num_queries: 60")
+    run(parse_scenario(text), tmp_path, jobs=1)
+    assert failures_table(load_results(tmp_path)) is None
+    assert "Known failures" not in write_report(load_results(tmp_path), tmp_path).html.read_text()
+
+
 class Page(HTMLParser):
     """Collects what a page would load, what stands in for its pictures, and the ids in it."""
 
@@ -134,7 +157,7 @@ def test_the_page_needs_nothing_else(written: Written) -> None:
     assert len(page.alts) == len(names)
     assert all(len(alt) > 40 for alt in page.alts)
     assert len(set(page.ids)) == len(page.ids)
-    assert page.tables == 3
+    assert page.tables == 4
     assert "currentColor" in text
     assert "prefers-color-scheme: dark" in text
     assert re.search(r"url\((?!#)|@import", text) is None

@@ -19,7 +19,7 @@ from headway.lab.drawing import Drawing
 from headway.lab.figures import rate_figures, sweep_figures
 from headway.lab.run_figures import run_figures
 from headway.lab.runs import Results, need
-from headway.lab.tables import Comparison, Table, compare, difference_table, parts_table, utility_table
+from headway.lab.tables import Comparison, Table, compare, difference_table, failures_table, parts_table, utility_table
 
 _CSS = """
 :root { color-scheme: light dark;
@@ -85,6 +85,7 @@ def page(results: Results, comparison: Comparison, made: list[Drawing]) -> str:
     plan = results.plan
     title = plan.scenario.title or plan.scenario.name
     tables = [utility_table(comparison), difference_table(comparison), parts_table(comparison, plan.focus_rate_per_s)]
+    judged = failures_table(results)
     parts = [
         "<!doctype html>",
         '<html lang="en">',
@@ -95,7 +96,7 @@ def page(results: Results, comparison: Comparison, made: list[Drawing]) -> str:
         _missing(comparison, len(plan.units)),
         _facts(results),
         _reading(),
-        *(_table(table) for table in tables),
+        *(_table(table) for table in (tables if judged is None else [*tables, judged])),
         "<h2>Figures</h2>",
         *(_figure(one) for one in made),
         "<h2>The scenario</h2>",
@@ -154,7 +155,8 @@ def _table(table: Table) -> str:
     )
     return (
         f"<h2>{escape(table.title)}</h2><div class=wide><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div><p class=note>{escape(table.note)}</p>"
+        f"<tbody>{rows}</tbody></table></div>"
+        + "".join(f"<p class=note>{escape(line)}</p>" for line in table.note.splitlines())
     )
 
 

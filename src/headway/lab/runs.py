@@ -250,7 +250,7 @@ def _inputs(scenario: Scenario, one: PolicyConfig | None, unit: Unit) -> Inputs:
             sight = SightConfig(snapshot_interval_ms=value, ageing=sight.ageing, ledger=sight.ledger)
         case "burst_ratio":
             arrivals = replace(arrivals, process="mmpp2", ratio=value, file=None, phases=None)
-    return Inputs(
+    asked = Inputs(
         policy=one.policy if one else None,
         options=options,
         estimator=one.estimator if one else None,
@@ -266,7 +266,13 @@ def _inputs(scenario: Scenario, one: PolicyConfig | None, unit: Unit) -> Inputs:
         trace=None if scenario.trace is None else str(scenario.trace),
         arrivals_trace=None if scenario.arrivals_trace is None else str(scenario.arrivals_trace),
         keep_pairs=unit.seed == file.seeds[0],
+        keep_failures=unit.seed == file.seeds[0] and unit.rate_per_s == scenario.focus_rate_per_s and one is not None,
     )
+    if unit.sweep is None:
+        return asked
+    plain = _inputs(scenario, one, replace(unit, sweep=None, value=None))
+    # A sweep shows no failures; where it passes through the scenario's own settings, one run serves both.
+    return plain if plain == replace(asked, keep_failures=plain.keep_failures) else replace(asked, keep_failures=False)
 
 
 def _predictor(common: PredictorConfig, one: PolicyConfig) -> PredictorConfig:

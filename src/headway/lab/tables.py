@@ -251,6 +251,43 @@ def parts_table(comparison: Comparison, rate_per_s: float) -> Table:
     return Table(f"What stands behind it at {rate_per_s:g} qps", columns, rows, note)
 
 
+def failures_table(results: Results) -> Table | None:
+    """Three known failures of learned routers, by policy, at the focus rate on the first seed; None where none was
+    judged."""
+    rate_per_s, seed = results.plan.focus_rate_per_s, results.plan.scenario.seeds[0]
+    found = [
+        (label, one)
+        for label in results.plan.labels
+        if (record := results.of(label, rate_per_s).get(seed)) is not None
+        for one in record.failures
+    ]
+    if not found:
+        return None
+    rows = [
+        [
+            label,
+            one.name,
+            "yes" if one.has_it else "no",
+            f"{one.value:.3f}",
+            "" if one.interval.low is None or one.interval.high is None else _between(one.interval),
+            "" if one.reference is None else f"{one.reference:.3f}",
+        ]
+        for label, one in found
+    ]
+    said = {one.name: one for _, one in found}
+    notes = [
+        f"{name.capitalize()}: {one.measure}; {one.judged}. Reference: {one.reference_of}. Limits: {one.limits}."
+        for name, one in said.items()
+    ]
+    notes += [
+        "Intervals (95 %) resample blocks of this one run's queries and say nothing of other seeds.",
+        "A fourth, roster suboptimality, takes runs on smaller pools: python -m headway.lab.failures plays them.",
+    ]
+    columns = ["policy", "failure", "has it", "value", "interval", "reference"]
+    title = f"Known failures of learned routers at {rate_per_s:g} qps, seed {seed}"
+    return Table(title, columns, rows, "\n".join(notes))
+
+
 def _without_empty(columns: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
     """The columns that say something: a single rate has neither mean nor area."""
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
@@ -269,6 +306,10 @@ def _of(cells: Mapping[tuple[str, float], Cell], label: str, rate: float, shown:
 
 def _value(interval: Interval | None) -> str:
     return "" if interval is None else f"{interval.value:.3f}{_half(interval, 1, 3)}"
+
+
+def _between(interval: Interval) -> str:
+    return f"{interval.low:.3f} to {interval.high:.3f}"
 
 
 def _signed(interval: Interval | None) -> str:

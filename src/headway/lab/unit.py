@@ -22,6 +22,7 @@ import headway
 from headway.errors import ConfigError
 from headway.estimate.registry import make_estimator
 from headway.lab import arrivals as arrival_processes
+from headway.lab.failures import Failure, failures
 from headway.lab.metrics import REFUSED, Outcomes, Score, score
 from headway.lab.pool import QWEN3_CARDS, LabInstance, Pool, lab_instance, qwen3_pool
 from headway.lab.predictions import PredictorQuality
@@ -47,6 +48,8 @@ _NOT_CODE = (
     "runs.py",
     "scenario.py",
     "speed.py",
+    "length_table.py",
+    "lps_figure.py",
 )
 
 
@@ -68,6 +71,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
     trace: str | None
     arrivals_trace: str | None
     keep_pairs: bool
+    keep_failures: bool
 
 
 class ModelTtft(Struct, frozen=True, kw_only=True):
@@ -82,13 +86,15 @@ class ModelTtft(Struct, frozen=True, kw_only=True):
 
 class Record(Struct, frozen=True, kw_only=True):
     """What is kept of one unit. ``ttft_quantiles_s`` runs parallel to :data:`QUANTILES`, None where none came;
-    ``pairs`` holds (predicted, observed) seconds by model. ``bound`` is the fluid bound, where that was asked."""
+    ``pairs`` holds (predicted, observed) seconds by model. ``failures`` are empty where none were asked or the run
+    leaves nothing to judge. ``bound`` is the fluid bound, where that was asked."""
 
     key: str
     score: Score | None
     ttft_quantiles_s: list[float | None]
     ttft_by_model: dict[str, ModelTtft]
     pairs: dict[str, list[tuple[float, float]]]
+    failures: list[Failure] = []
     bound: float | None = None
 
 
@@ -138,6 +144,7 @@ def play(inputs: Inputs, key: str) -> Record:
         ttft_quantiles_s=_quantiles(outcomes.ttft_s),
         ttft_by_model={model: _ttft(outcomes, rows) for model, rows in models.items()},
         pairs={model: _pairs(outcomes, rows) for model, rows in models.items()} if inputs.keep_pairs else {},
+        failures=_failures(workload, pool, outcomes) if inputs.keep_failures else [],
     )
 
 
@@ -251,6 +258,14 @@ def _pairs(outcomes: Outcomes, rows: NDArray[np.intp]) -> list[tuple[float, floa
     few = bounded[:: max(1, -(-len(bounded) // NUM_PAIRS))]
     columns = (outcomes.predicted_ttft_s[few].tolist(), outcomes.ttft_s[few].tolist())
     return [(round(predicted_s, 6), round(observed_s, 6)) for predicted_s, observed_s in zip(*columns, strict=True)]
+
+
+def _failures(workload: Workload, pool: Pool, outcomes: Outcomes) -> list[Failure]:
+    """Nothing for one model, and for runs too small to be judged."""
+    try:
+        return list(failures(workload, pool, outcomes))
+    except ValueError:
+        return []
 
 
 def _quantiles(ttft_s: NDArray[np.float64]) -> list[float | None]:
