@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from headway.lab.scenario import load_scenario, parse_scenario
 from small_scenario import SMALL
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
+DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+#: What examples need that is not part of the project.
+NEEDS = {"trace": "traces/azure_llm_2023_conv.csv.gz"}
 
 
 def test_what_is_left_out_is_settled() -> None:
@@ -23,8 +27,11 @@ def test_what_is_left_out_is_settled() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_scenarios_can_be_planned(path: Path) -> None:
+def test_shipped_scenarios_can_be_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every example passes its checks, and each of its policies answers a query."""
+    if path.stem in NEEDS and not (DATA / NEEDS[path.stem]).is_file():
+        pytest.skip(f"set HEADWAY_DATA to the directory that holds {NEEDS[path.stem]}")
+    monkeypatch.setenv("HEADWAY_DATA", str(DATA))
     settled, inputs = plan(load_scenario(path))
     assert {unit.key for unit in settled.units} == set(inputs)
 
@@ -96,6 +103,21 @@ def test_malformed_traces_are_told_by_line(tmp_path: Path, text: str, message: s
     scenario = SMALL.replace("name: small", "name: small\nworkload: {trace: t.csv}\narrivals: {process: trace}")
     with pytest.raises(DatasetError, match=message):
         plan(parse_scenario(scenario, path=str(tmp_path / "s.yaml")))
+
+
+def test_traces_are_looked_for_beside_the_scenario_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace beside the scenario is taken, else the one of that name in HEADWAY_DATA, else the error says both."""
+    beside, data = tmp_path / "s", tmp_path / "data"
+    beside.mkdir()
+    data.mkdir()
+    text = SMALL.replace("name: small", "name: small\narrivals: {process: trace, file: t.csv}")
+    monkeypatch.delenv("HEADWAY_DATA", raising=False)
+    with pytest.raises(ConfigError, match=r"s\.yaml:2:\d+: arrivals\.file: there is no file .*HEADWAY_DATA"):
+        parse_scenario(text, path=str(beside / "s.yaml"))
+    monkeypatch.setenv("HEADWAY_DATA", str(data))
+    for folder in (data, beside):
+        (folder / "t.csv").write_text("arrival_s\n0\n1\n3\n")
+        assert parse_scenario(text, path=str(beside / "s.yaml")).arrivals_trace == folder / "t.csv"
 
 
 def test_keys_tell_worlds_apart() -> None:

@@ -6,6 +6,7 @@ that holds nothing are refused before anything runs, each where it stands. It re
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -150,7 +151,8 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
 
 class Scenario(Struct, frozen=True, kw_only=True):
     """A checked scenario. ``policies`` are written out, ``focus_rate_per_s`` and ``baseline`` are settled, paths of
-    ``trace`` and ``file`` are resolved against the scenario's own place; ``locations`` says where each key stands."""
+    ``trace`` and ``file`` are resolved against the scenario's own place, then against ``HEADWAY_DATA``; ``locations``
+    says where each key stands."""
 
     file: ScenarioFile
     policies: tuple[PolicyConfig, ...]
@@ -199,7 +201,8 @@ def load_scenario(path: str | Path) -> Scenario:
 
 
 def parse_scenario(text: str, *, path: str = "<text>") -> Scenario:
-    """The checked scenario in ``text``; traces are found relative to ``path``.
+    """The checked scenario in ``text``; traces are found relative to ``path``, else to the directory that the
+    environment variable ``HEADWAY_DATA`` names.
 
     Raises:
         ConfigError: as :func:`load_scenario`.
@@ -231,7 +234,10 @@ def _default_baseline(policies: tuple[PolicyConfig, ...]) -> str:
 
 
 def _beside(path: str, name: str | None) -> Path | None:
-    return None if name is None else Path(path).parent / name
+    if name is None:
+        return None
+    beside, data = Path(path).parent / name, os.environ.get("HEADWAY_DATA")
+    return Path(data) / name if data and not beside.is_file() else beside
 
 
 def _check_lists(scenario: Scenario) -> None:
@@ -275,7 +281,8 @@ def _check_arrivals(scenario: Scenario) -> None:
         raise scenario.error("workload.shares", "a trace has no tasks")
     for key, path in (("workload.trace", scenario.trace), ("arrivals.file", scenario.arrivals_trace)):
         if path is not None and not path.is_file():
-            raise scenario.error(key, f"there is no file {path}")
+            hint = "" if os.environ.get("HEADWAY_DATA") else "; HEADWAY_DATA names no directory to look in either"
+            raise scenario.error(key, f"there is no file {path}{hint}")
 
 
 def _check_policies(scenario: Scenario) -> None:
