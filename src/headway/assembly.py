@@ -133,13 +133,26 @@ def _limits(config: Config, key: str, entry: InstanceConfig, limits: EngineLimit
         raise config.error(f"{key}.limits.{error.field}", str(error)) from error
 
 
+def fallback_of(config: Config) -> str:
+    """Where a hopeless query goes: as configured, else the least work where the policy knows such a rule.
+
+    Least work held on-time utility at overload where the smallest TTFT let it fall (docs/acceptance.md, A16).
+    """
+    routing = config.routing
+    if routing.fallback is not None:
+        return routing.fallback
+    row = POLICIES.get(routing.policy)
+    knows_it = row is not None and "fallback" in row.options and routing.delta_per_ms == 0.0
+    return "least_work" if knows_it else "least_ttft"
+
+
 def _policy(config: Config, seed: int) -> Policy:
     routing = config.routing
     try:
         return make_policy(
             routing.policy,
             rng=np.random.default_rng(seed),
-            options={"delta_per_ms": routing.delta_per_ms, "fallback": routing.fallback},
+            options={"delta_per_ms": routing.delta_per_ms, "fallback": fallback_of(config)},
         )
     except ConfigError as error:
         key = error.key or "routing.policy"

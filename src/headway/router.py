@@ -14,6 +14,7 @@ from typing import Literal
 from headway.errors import ConfigError, HeadwayError, NoInstanceError, RejectedError, RequestError, RoutingError
 from headway.estimate.base import Estimator
 from headway.estimate.replay import time_until_feasible
+from headway.estimate.residual import ResidualGate
 from headway.fleet import FleetView
 from headway.policy.base import CHOOSABLE, UTILITY_TIE, Policy, ttft_s_of, utility_of
 from headway.policy.verdict import Place, Worth, judge, max_prompt_tokens, worth_of
@@ -49,6 +50,7 @@ class Router:
         config_hash: str = "",
     ) -> None:
         self.fleet = fleet
+        self.residuals = ResidualGate()
         self._models = dict(models)
         self._policy, self._estimator, self._predictor = policy, estimator, predictor
         self._lambda_per_usd = lambda_per_musd * 1e6
@@ -97,10 +99,14 @@ class Router:
         if isinstance(event, Snapshot):
             self.fleet.observe_snapshot(event, now)
             return
+        entry = self.fleet.entry(event.query_id)
         self.fleet.release(event.query_id, now)
         instance = self._instances.get(event.instance_id)
         if instance is None:
             return
+        if entry is not None and entry.predicted_ttft_s is not None and event.ttft_s is not None:
+            residual = self.residuals.observe(instance.id, entry.predicted_ttft_s, event.ttft_s)
+            self.fleet.views[entry.index].clock_trusted = residual.trusted
         self._estimator.observe(event, instance, now)
         if self._policy_observe is not None:
             self._policy_observe(event, now)

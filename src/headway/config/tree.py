@@ -142,7 +142,8 @@ class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a query finds its instance. ``lambda_per_musd`` is utility per micro-USD, ``delta_per_ms`` utility per ms.
 
     ``delta_per_ms`` 0 means a hard target. ``default_ttft_ms`` is the target of queries without one. ``fallback`` is
-    where ``best_effort`` sends a query that no instance can answer in time (``bear`` with a hard target only).
+    where ``best_effort`` sends a query that no instance can answer in time (``bear`` with a hard target only, and there
+    ``least_work`` by default).
     """
 
     policy: str = "bear"
@@ -151,7 +152,7 @@ class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     predictor: Literal["prior"] = "prior"
     default_ttft_ms: Annotated[float, Meta(gt=0)] | None = None
     on_infeasible: Literal["best_effort", "reject"] = "best_effort"
-    fallback: Literal["least_ttft", "least_work"] = "least_ttft"
+    fallback: Literal["least_ttft", "least_work"] | None = None
 
 
 class Resilience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

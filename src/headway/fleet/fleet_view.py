@@ -109,13 +109,24 @@ class FleetView:
         max_tokens: int | None,
         priority: int,
         now: float,
+        predicted_ttft_s: float | None = None,
     ) -> None:
-        """Enter a request that is about to be sent. Raises EngineInputError when its id is booked already."""
+        """Enter a request that is about to be sent. Raises EngineInputError when its id is booked already.
+
+        ``predicted_ttft_s`` is what a replay said, for the residual gate to compare with what comes.
+        """
         if request_id in self._ledger:
             raise EngineInputError("request_id", f"'{request_id}' is booked already")
         index = self._index[instance_id]
         entry = LedgerEntry(
-            request_id, index, prompt_tokens, predicted_output_tokens, max_tokens, priority, booked_s=now
+            request_id,
+            index,
+            prompt_tokens,
+            predicted_output_tokens,
+            max_tokens,
+            priority,
+            booked_s=now,
+            predicted_ttft_s=predicted_ttft_s,
         )
         view = self.views[index]
         self._ledger[request_id] = view.ledger[request_id] = entry
@@ -127,6 +138,10 @@ class FleetView:
         if view.engine is not None:
             self._advance(view, now)
             self._submit(view, entry)
+
+    def entry(self, request_id: str) -> LedgerEntry | None:
+        """The ledger entry of a request that was booked and not released."""
+        return self._ledger.get(request_id)
 
     def first_token_seen(self, request_id: str, now: float) -> None:
         """Note that the answer has begun, so that a later snapshot without the request means that it ended."""

@@ -30,6 +30,7 @@ class LedgerEntry(Struct):
     max_tokens: int | None
     priority: int
     booked_s: float
+    predicted_ttft_s: float | None = None  # by a replay
     first_token_s: float | None = None
     engine_id: str | None = None  # its id inside the engine, once a snapshot showed it
 
@@ -39,7 +40,7 @@ class InstanceView:
 
     ``engine`` is None while nothing can be replayed; ``stale`` tells that state was there but is too old;
     ``snapshot`` is what it last showed, at ``shown_s``; ``problem`` says in words what is wrong with the state.
-    ``clock_trusted`` is for whoever compares predicted with observed times to set: False keeps the least-work rule,
+    ``clock_trusted`` is what the residual gate says of predicted and observed times: False keeps the least-work rule,
     which would pile queries up by a wrong clock, away from the instance.
     """
 

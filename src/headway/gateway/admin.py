@@ -146,6 +146,8 @@ class AdminRoutes:
             "snapshot_sequence": None if snapshot is None else snapshot.sequence,
             "snapshot_age_s": None if snapshot is None else round(view.snapshot_age_s or 0.0, 6),
             "stale": view.stale,
+            "clock_trusted": view.clock_trusted,
+            "ttft_residual": gateway.router.residuals.residual(instance.id).ratio,
             "problem": gateway.feeds.errors.get(instance.id) or view.problem,
             "running": None if engine is None else engine.num_running,
             "waiting": None if engine is None else engine.num_waiting,

@@ -146,6 +146,7 @@ class Attempt:
 
     def _book(self) -> None:
         candidate = self.candidate
+        estimate = candidate.estimate
         self.gateway.fleet.book(
             request_id=self.ledger_id,
             instance_id=candidate.instance_id,
@@ -154,6 +155,7 @@ class Attempt:
             max_tokens=self.request.max_tokens,
             priority=self.request.priority,
             now=self.started_s,
+            predicted_ttft_s=estimate.ttft_s if estimate is not None and estimate.source == "replay" else None,
         )
         self.gateway.health.dispatched(candidate.instance_id, self.ledger_id)
 

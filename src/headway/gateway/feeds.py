@@ -114,6 +114,9 @@ class Feeds:
         """Log, once per change, what is wrong with an instance's state: staleness, or an engine unlike its profile."""
         for view in self._router.fleet.views:
             problem = "snapshots are stale" if view.stale else view.problem
+            if problem is None and not view.clock_trusted:
+                ratio = self._router.residuals.residual(view.instance.id).ratio
+                problem = f"first tokens come at {ratio:.2g} times the predicted TTFT: is the profile the right one?"
             if self._problems.get(view.instance.id) != problem:
                 self._problems[view.instance.id] = problem
                 level = logging.WARNING if problem else logging.INFO

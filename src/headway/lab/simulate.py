@@ -243,6 +243,7 @@ class _Run:
             max_tokens=max_tokens,
             priority=0,
             now=now,
+            predicted_ttft_s=None if candidate.estimate is None else candidate.estimate.ttft_s,
         )
         self.engines[index].submit(
             query.id,
