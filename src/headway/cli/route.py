@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-_TABLE_WIDTH = 118
+_TABLE_WIDTH = 126
 
 
 def route(
@@ -89,8 +89,8 @@ def _show(decision: dict[str, object]) -> None:
     console = Console(highlight=False)
     console.width = max(console.width, _TABLE_WIDTH)  # a narrow terminal wraps a line; cut figures would be worse
     table = Table(box=None, pad_edge=False)
-    for name in ("", "instance", "verdict"):
-        table.add_column(name)
+    for name in ("", "instance (model)", "verdict"):
+        table.add_column(name, no_wrap=True)
     for name in ("TTFT ms", "p90", "wait", "quality", "cost µ$", "utility", "in", "out", "queue"):
         table.add_column(name, justify="right")
     table.add_column("estimate")
