@@ -280,10 +280,10 @@ def failures_table(results: Results) -> Table | None:
         for name, one in said.items()
     ]
     notes += [
-        "Intervals (95 %) resample blocks of this one run's queries and say nothing of other seeds.",
+        "Intervals resample blocks of this one run's queries and say nothing of other seeds.",
         "A fourth, roster suboptimality, takes runs on smaller pools: python -m headway.lab.failures plays them.",
     ]
-    columns = ["policy", "failure", "has it", "value", "interval", "reference"]
+    columns = ["policy", "failure", "has it", "value", "95 % interval", "reference"]
     title = f"Known failures of learned routers at {rate_per_s:g} qps, seed {seed}"
     return Table(title, columns, rows, "\n".join(notes))
 
