@@ -74,6 +74,7 @@ def simulate(
     on_infeasible: Literal["best_effort", "reject"] = "best_effort",
     num_routers: int = 1,
     length_rule: LengthRule | None = None,
+    router: type[Router] = Router,
 ) -> Outcomes:
     """What ``policy`` makes of ``workload`` on ``pool``. Same arguments and seed, same outcomes.
 
@@ -81,8 +82,8 @@ def simulate(
     engine is mirrored, no TTFT predicted, and overloaded runs are ten times as fast.
     ``seed`` draws the engines' step noise only; queries and answers are the workload's. Several routers get the queries
     in turn, each with its own ledger and its own copy of policy and estimator; what one sends, the others see only in
-    snapshots. ``length_rule`` is how long routers expect residents to go on. Costs a few tens of microseconds of CPU
-    per query on three instances, linear in queries and in instances.
+    snapshots. ``length_rule`` is how long routers expect residents to go on, ``router`` may be a class that measures.
+    Costs a few tens of microseconds of CPU per query on three instances, linear in queries and in instances.
 
     Raises:
         ConfigError: no router, several that would see each query at once, or lengths that are not certain.
@@ -93,7 +94,9 @@ def simulate(
     if sight.exact_lengths and (workload.predicted_output_tokens != workload.true_output_tokens).any():
         raise ConfigError("needs a workload that predicts the true lengths", key="sight.exact_lengths")
     routed = [(policy, estimator), *(deepcopy((policy, estimator)) for _ in range(num_routers - 1))]
-    run = _Run(workload, pool, sight, seed, routed=routed, on_infeasible=on_infeasible, length_rule=length_rule)
+    run = _Run(
+        workload, pool, sight, seed, routed=routed, on_infeasible=on_infeasible, length_rule=length_rule, router=router
+    )
     run.play()
     return run.outcomes
 
@@ -111,6 +114,7 @@ class _Run:
         routed: Sequence[tuple[Policy, Estimator | None]],
         on_infeasible: Literal["best_effort", "reject"],
         length_rule: LengthRule | None,
+        router: type[Router],
     ) -> None:
         self.workload, self.sight = workload, sight
         self.is_shown = routed[0][1] is not None
@@ -122,7 +126,7 @@ class _Run:
         seeds = np.random.SeedSequence(seed).generate_state(len(self.ids), np.uint64).tolist()
         self.engines = [truth_engine(one, own) for one, own in zip(pool.instances, seeds, strict=True)]
         self.routers = [
-            Router(
+            router(
                 fleet=FleetView(
                     [one.instance for one in pool.instances],
                     stale_after_s=float("inf"),
