@@ -30,6 +30,17 @@ def knowing(workload: Workload, *, lengths: bool = False, qualities: bool = Fals
     return replace(workload, predicted_output_tokens=length, predicted_quality=quality)
 
 
+def with_true_costs(workload: Workload, pool: Pool) -> Workload:
+    """The same queries, whose predicted utilities are those of the true costs, while predicted lengths stay.
+
+    Utility is linear in quality, so the difference is put there, as far as quality stays within [0, 1].
+    """
+    prices = np.array([pool.cards[model].output_per_1m_usd for model in workload.models])
+    excess_musd = prices * (workload.true_output_tokens - workload.predicted_output_tokens)
+    quality = workload.predicted_quality - workload.lambda_per_musd * excess_musd
+    return replace(workload, predicted_quality=np.clip(quality, 0.0, 1.0))
+
+
 def true_clock(pool: Pool) -> Pool:
     """The same pool, whose estimators know the clock itself: its form and mean host gap. Noise stays noise."""
     return replace(pool, instances=tuple(_with_true_clock(one) for one in pool.instances))

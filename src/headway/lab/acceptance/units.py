@@ -23,7 +23,14 @@ from headway.lab.metrics import Score, score
 from headway.lab.pool import Pool, qwen3_pool
 from headway.lab.predictions import TASK_LABEL, PredictorQuality
 from headway.lab.probe import probe, refit, throughputs
-from headway.lab.references import RandomMixPolicy, TwoModelPolicy, knowing, true_clock, with_throughput
+from headway.lab.references import (
+    RandomMixPolicy,
+    TwoModelPolicy,
+    knowing,
+    true_clock,
+    with_throughput,
+    with_true_costs,
+)
 from headway.lab.simulate import Sight, simulate
 from headway.lab.truth import draw_ttft_targets, stream
 from headway.lab.workload import LAMBDA_PER_MUSD, Workload, WorkloadSpec, four_task_workload
@@ -31,8 +38,9 @@ from headway.policy.base import Policy
 from headway.policy.options import Option
 from headway.policy.registry import make_policy
 
-#: What a policy may know: predictions, the task label, true lengths, those and the clock, those and true qualities.
-Knowledge = Literal["predicted", "label", "lengths", "lengths+clock", "all"]
+#: What a policy may know: predictions, or the task label alone; beside predictions the true clock, or costs, or lengths;
+#: true lengths and clock; those and true qualities.
+Knowledge = Literal["predicted", "label", "clock", "costs", "lengths", "lengths+clock", "all"]
 
 #: Queries per second by which the unfinished-over-speed baseline was published, by model.
 PUBLISHED_SPEEDS = {"qwen3-0.6b": 4.281, "qwen3-8b": 1.803, "qwen3-32b": 1.217}
@@ -185,8 +193,10 @@ def _workload(unit: Play) -> Workload:
         lambda_per_musd=unit.lambda_per_musd,
     )
     work = four_task_workload(arrival_s, spec)
-    if unit.knowledge in ("predicted", "label"):
+    if unit.knowledge in ("predicted", "label", "clock"):
         return work
+    if unit.knowledge == "costs":
+        return with_true_costs(work, pool_of())
     return knowing(work, lengths=True, qualities=unit.knowledge == "all")
 
 
@@ -208,4 +218,4 @@ def refitted(seed: int, num_queries: int) -> dict[str, float]:
 def pool_of(knowledge: Knowledge = "predicted") -> Pool:
     """The three-model pool, its clock known or fitted."""
     pool = qwen3_pool()
-    return true_clock(pool) if knowledge in ("lengths+clock", "all") else pool
+    return true_clock(pool) if knowledge in ("clock", "lengths+clock", "all") else pool
