@@ -62,6 +62,10 @@ def _average_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
         claim = f"OnTimeUtility of bear over the best of {len(names)} baselines per rate"
         which = f"; best: {', '.join(dict.fromkeys(winners))}"
         rows.append(row(f"A7-{suffix}", claim + which, setting, _gain(ours, best), at_least=bound))
+    literal = [name for name in (*LATENCY_AWARE, "score_literal") if name != "score"]
+    best, winners = best_per_rate(grids, literal)
+    claim = f"the same as A7-aware, with SCORE in its literal form; best: {', '.join(dict.fromkeys(winners))}"
+    rows.append(row("A7-aware-literal", claim, setting, _gain(ours, best)))
     floors = {name: results.figures(play(settings, name), rates, seeds, floored) for name in BASELINES}
     best, _ = best_per_rate(floors, BASELINES)
     gain = _gain(results.figures(bear(settings), rates, seeds, floored), best)

@@ -38,7 +38,7 @@ from headway.policy.base import Policy
 from headway.policy.options import Option
 from headway.policy.registry import make_policy
 
-#: What a policy may know: predictions, or the task label alone; beside predictions the true clock, or costs, or lengths;
+#: What a policy may know: predictions, or the task label alone; with predictions the true clock, or costs, or lengths;
 #: true lengths and clock; those and true qualities.
 Knowledge = Literal["predicted", "label", "clock", "costs", "lengths", "lengths+clock", "all"]
 
