@@ -145,8 +145,7 @@ def play(settings: Settings, policy: str, **more: object) -> Maker:
 
 def bear(settings: Settings, fallback: str = DEFAULT_FALLBACK, **more: object) -> Maker:
     """Units of BEAR with a fallback."""
-    options = () if fallback == "least_ttft" else (("fallback", fallback),)
-    return play(settings, "bear", options=options, **more)
+    return play(settings, "bear", options=(("fallback", fallback),), **more)
 
 
 def _play(policy: str, num_queries: int, more: Mapping[str, object], rate_per_s: float, seed: int) -> Play:
@@ -210,7 +209,8 @@ def refitted(seed: int, num_queries: int) -> dict[str, float]:
     """θ in tokens per second by instance: the best for the throughput estimate with T_dec, on a run of its own."""
     unit = Play(policy="bear", rate_per_s=8.0, seed=seed, num_queries=num_queries)
     pool = pool_of()
-    probed = probe(workload_of(unit), pool, policy=make_policy("bear", rng=stream(seed, "policy")), seed=seed)
+    policy = make_policy("bear", rng=stream(seed, "policy"), options={"fallback": DEFAULT_FALLBACK})
+    probed = probe(workload_of(unit), pool, policy=policy, seed=seed)
     return throughputs(refit(probed, pool, with_decode_step=True))
 
 
