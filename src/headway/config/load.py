@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from headway.config.nodes import NodeReader, did_you_mean
+from headway.config.nodes import NodeReader, did_you_mean, read_text
 from headway.config.tree import Alias, Config, InstanceConfig, ModelConfig, Resilience, Routing, Secret, ServerConfig
-from headway.errors import ConfigError
 from headway.policy.registry import POLICIES
 from headway.predict.tasks import TASK_TYPES
 
@@ -37,13 +36,7 @@ def load_config(path: str | Path) -> Config:
     Raises:
         ConfigError: the file cannot be read or is wrong; path, line, column and dotted key are in its message.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8 text (byte {error.start})", path=str(path)) from None
-    return parse_config(text, path=str(path))
+    return parse_config(read_text(path), path=str(path))
 
 
 def parse_config(text: str, *, path: str = "<text>") -> Config:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, TypeVar, Union, get_args, get_origin
 
@@ -199,3 +200,17 @@ def _describe(node: yaml.Node) -> str:
     if isinstance(node, yaml.ScalarNode):
         return "nothing" if _is_null(node) else repr(node.value)
     return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file that a user wrote.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not UTF-8 text (byte {error.start})", path=str(path)) from None

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from headway.config.nodes import NodeReader, did_you_mean
+from headway.config.nodes import NodeReader, did_you_mean, read_text
 from headway.errors import ConfigError
 from headway.lab.arrivals import CORRELATION_S, HIGH_SHARE
 from headway.lab.pool import QWEN3_CARDS
@@ -191,13 +191,7 @@ def load_scenario(path: str | Path) -> Scenario:
     Raises:
         ConfigError: the file cannot be read or is wrong; path, line, column and dotted key are in its message.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8 text (byte {error.start})", path=str(path)) from None
-    return parse_scenario(text, path=str(path))
+    return parse_scenario(read_text(path), path=str(path))
 
 
 def parse_scenario(text: str, *, path: str = "<text>") -> Scenario:
