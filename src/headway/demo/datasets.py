@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from headway.config.lines import read_lines
 from headway.errors import DatasetError
-from headway.lab.traces import read_lines
 from headway.lab.truth import PROMPT_CAP_TOKENS, TASKS, Task
 from headway.predict.tokens import count_tokens
 

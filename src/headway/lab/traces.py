@@ -9,17 +9,15 @@ clock, which many rows share, are spread over its tick. It refuses to guess at a
 from __future__ import annotations
 
 import csv
-import gzip
 import math
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from headway.config.lines import read_lines
 from headway.errors import DatasetError
 from headway.lab.truth import PROMPT_CAP_TOKENS, stream
 from headway.types import MAX_COUNT
@@ -103,24 +101,6 @@ def load_arrivals(path: Path) -> list[float]:
     return arrivals
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, numbered from 1; its name tells whether it is gzipped.
-
-    Raises:
-        DatasetError: it cannot be read, or is not UTF-8.
-    """
-    number = 0
-    try:
-        with _open(path) as file:
-            for number, line in enumerate(file, start=1):
-                yield number, line
-    except UnicodeDecodeError as error:
-        raise DatasetError("is not UTF-8 text", path=str(path), line=number + 1) from error
-    except (OSError, EOFError, zlib.error) as error:  # gzip reports damage as any of the three
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DatasetError(f"cannot be read: {reason}", path=str(path)) from error
-
-
 class _Row:
     """One row, its values by column name."""
 
@@ -172,8 +152,3 @@ def _spread(times_s: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64
     tick_s = float(np.median(steps_s[steps_s > 0]))
     return times_s + tick_s * stream(seed, "tick").random(len(times_s)), tick_s
 
-
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")

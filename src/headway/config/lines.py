@@ -1,0 +1,39 @@
+"""Reads text files line by line, gzipped or not: one reader for traces, prompts and evaluation data.
+
+It refuses to guess an encoding or to pass over damage: what cannot be read is a
+:class:`~headway.errors.DatasetError` that names the file and, where known, the line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from headway.errors import DatasetError
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, numbered from 1; its name tells whether it is gzipped.
+
+    Raises:
+        DatasetError: it cannot be read, or is not UTF-8.
+    """
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line
+    except UnicodeDecodeError as error:
+        raise DatasetError("is not UTF-8 text", path=str(path), line=number + 1) from error
+    except (OSError, EOFError, zlib.error) as error:  # gzip reports damage as any of the three
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DatasetError(f"cannot be read: {reason}", path=str(path)) from error
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
