@@ -151,4 +151,3 @@ def _spread(times_s: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64
         return times_s, None
     tick_s = float(np.median(steps_s[steps_s > 0]))
     return times_s + tick_s * stream(seed, "tick").random(len(times_s)), tick_s
-

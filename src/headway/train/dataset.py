@@ -105,8 +105,8 @@ def read_rows(path: Path) -> Iterator[EvaluationRow]:
     """The rows of a file in order; blank lines are passed over.
 
     Raises:
-        DatasetError: the file cannot be read, a row is wrong, or a second row of status ``ok`` holds the same prompt and
-            model. File and line are in the message.
+        DatasetError: the file cannot be read, a row is wrong, or a second row of status ``ok`` holds the same prompt
+            and model. File and line are in the message.
     """
     seen: dict[tuple[str, str], int] = {}
     for number, line in read_lines(path):
