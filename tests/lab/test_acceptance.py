@@ -47,6 +47,19 @@ def test_rows_have_the_agreed_keys(capsys: pytest.CaptureFixture[str], monkeypat
     assert all(row["pass"] == (row["value"] >= row["threshold"]) for row in judged)
 
 
+def test_rows_print_as_markdown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--markdown`` prints every row as a table row with its verdict in words; it excludes ``--json``."""
+    monkeypatch.setattr("headway.lab.acceptance.QUICK", TINY)
+    assert acceptance(markdown=True, only="A5-0.035", quick=True, jobs=1) == 0
+    header, rule, *rows = capsys.readouterr().out.splitlines()
+    assert header.count("|") == rule.count("|") == rows[0].count("|")
+    assert [row.split(" | ")[0] for row in rows] == ["| A5-0.035", "| A5-0.035-refused", "| A5-0.035-negative"]
+    assert rows[0].endswith(("| pass |", "| miss |"))
+    assert rows[1].endswith("| – |  |")
+    with pytest.raises(ConfigError, match="one of --json and --markdown"):
+        acceptance(json=True, markdown=True, only="A5-0.035", quick=True, jobs=1)
+
+
 def test_same_settings_give_the_same_rows() -> None:
     """A table is a function of its settings."""
     assert acceptance_rows(TINY, only=["A5"], num_jobs=1) == acceptance_rows(TINY, only=["A5"], num_jobs=1)

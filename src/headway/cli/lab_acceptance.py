@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def acceptance(
     *,
     json: Annotated[bool, Parameter(negative=())] = False,
+    markdown: Annotated[bool, Parameter(negative=())] = False,
     only: str = "",
     quick: Annotated[bool, Parameter(negative=())] = False,
     jobs: int | None = None,
@@ -28,6 +29,8 @@ def acceptance(
     ----------
     json
         Print one JSON array of rows instead of a table.
+    markdown
+        Print the rows as a Markdown table, as in docs/acceptance-rows.md.
     only
         Claims or rows to measure, separated by commas: A4,A7-all. All of them by default.
     quick
@@ -40,15 +43,31 @@ def acceptance(
     from headway.errors import ConfigError
     from headway.lab.acceptance import FULL, QUICK, acceptance_rows
 
+    if json and markdown:
+        raise ConfigError("give one of --json and --markdown", key="markdown")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"must be at least 1, not {jobs}", key="jobs")
     names = [name.strip() for name in only.split(",") if name.strip()]
     rows = acceptance_rows(QUICK if quick else FULL, only=names, num_jobs=jobs, progress=_progress())
     if json:
         print(msgspec.json.encode(rows).decode())
+    elif markdown:
+        print(as_markdown(rows))
     else:
         _print_table(rows)
     return 0
+
+
+def as_markdown(rows: list[AcceptanceRow]) -> str:
+    """The rows as a Markdown table, four significant digits, intervals of 95 %."""
+    lines = ["| id | claim | setting | value | 95 % | threshold | |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        interval = "–" if row.ci95 is None else f"{row.ci95[0]:.4g} – {row.ci95[1]:.4g}"
+        threshold = "–" if row.threshold is None else f"{row.threshold:g}"
+        verdict = "" if row.passed is None else "pass" if row.passed else "miss"
+        cells = (row.id, row.claim, row.setting, f"{row.value:.4g}", interval, threshold, verdict)
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines)
 
 
 class _Bar:
