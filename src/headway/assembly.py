@@ -15,7 +15,7 @@ from headway.config import Config, InstanceConfig, ModelConfig
 from headway.errors import ConfigError, EngineInputError, ProfileError
 from headway.estimate.registry import make_estimator
 from headway.fleet import FleetView
-from headway.policy.base import Policy
+from headway.policy.base import HoldingPolicy, Policy
 from headway.policy.registry import POLICIES, make_policy
 from headway.predict.prior import PriorPredictor
 from headway.profiles import Profile, load_profile
@@ -146,7 +146,7 @@ def fallback_of(config: Config) -> str:
     return "least_work" if knows_it else "least_ttft"
 
 
-def _policy(config: Config, seed: int) -> Policy:
+def _policy(config: Config, seed: int) -> Policy | HoldingPolicy:
     routing = config.routing
     try:
         return make_policy(

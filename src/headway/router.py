@@ -1,28 +1,41 @@
 """The one decision path: ``Router.decide`` turns a query into a decision, ``Router.observe`` learns what happened.
 
 The gateway calls it for live traffic, ``headway route`` to explain a prompt, the lab in simulated time. The router
-gives every candidate instance its figures and a verdict, the policy chooses among those it may choose. It refuses to
-send, to book or to read a clock: the caller owns time, dispatch and the ledger entry.
+gives every candidate instance its figures and a verdict, the policy chooses among those it may choose. Where the policy
+holds queries in a queue, ``admit`` and ``release`` stand in the place of ``decide``. It refuses to send, to book, to
+keep the queue or to read a clock: the caller owns time, dispatch, the queue and the ledger entry.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, overload
 
-from headway.errors import ConfigError, HeadwayError, NoInstanceError, RejectedError, RequestError, RoutingError
+import msgspec
+
+from headway.errors import ConfigError, HeadwayError, NoInstanceError, RequestError, RoutingError
 from headway.estimate.base import Estimator
-from headway.estimate.replay import time_until_feasible
 from headway.estimate.residual import ResidualGate
 from headway.fleet import FleetView
-from headway.policy.base import CHOOSABLE, UTILITY_TIE, Policy, ttft_s_of, utility_of
-from headway.policy.verdict import Place, Worth, judge, max_prompt_tokens, worth_of
+from headway.policy.base import (
+    CHOOSABLE,
+    HeldQuery,
+    HoldingPolicy,
+    Policy,
+    Release,
+    choosable,
+    smallest_ttft,
+    ttft_s_of,
+)
+from headway.policy.hold_infeasible import HoldInfeasible
+from headway.policy.refusal import Weighed, drain_time_s, milliseconds, no_candidate, reason_of, rejection_of
+from headway.policy.verdict import Place, judge, max_prompt_tokens, worth_of
 from headway.predict.base import Predictor
-from headway.types import Candidate, Decision, ModelCard, Outcome, Prediction, Query, Snapshot
+from headway.types import Candidate, Decision, Estimate, ModelCard, Outcome, Prediction, Query, Snapshot
 
-#: What ``Retry-After`` says where nothing can tell when capacity frees up, seconds.
-_UNKNOWN_RETRY_S = 30.0
+#: Stands in for an estimate that a holding policy does not want: nothing is late by it.
+_NOT_ESTIMATED = Estimate(math.nan, math.nan, math.nan, "none")
 
 
 class Router:
@@ -30,7 +43,8 @@ class Router:
 
     ``lambda_per_musd`` weighs cost in micro-USD against quality in [0, 1]. ``default_ttft_s`` is the target of queries
     that bring none. ``on_infeasible`` says what happens when no instance is expected to meet the target: the policy's
-    best effort, or a rejection. A policy that has ``bind(fleet)`` is bound to ``fleet`` here.
+    best effort, a rejection, or (``queue``) holding the query until one is. A policy that has ``bind(fleet)`` is bound
+    to ``fleet`` here.
 
     Raises:
         ConfigError: an instance names a model that ``models`` lacks, or an option of the policy an unknown instance.
@@ -41,18 +55,22 @@ class Router:
         *,
         fleet: FleetView,
         models: Mapping[str, ModelCard],
-        policy: Policy,
+        policy: Policy | HoldingPolicy,
         estimator: Estimator,
         predictor: Predictor,
         lambda_per_musd: float = 5e-4,
         default_ttft_s: float | None = None,
-        on_infeasible: Literal["best_effort", "reject"] = "best_effort",
+        on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort",
         config_hash: str = "",
     ) -> None:
         self.fleet = fleet
         self.residuals = ResidualGate()
         self._models = dict(models)
+        if on_infeasible == "queue" and not isinstance(policy, HoldingPolicy):
+            policy = HoldInfeasible(policy)
+        self._holding = policy if isinstance(policy, HoldingPolicy) else None
         self._policy, self._estimator, self._predictor = policy, estimator, predictor
+        self._held_predictions: dict[str, Mapping[str, Prediction]] = {}
         self._lambda_per_usd = lambda_per_musd * 1e6
         self._default_ttft_s = default_ttft_s
         self._reject = on_infeasible == "reject"
@@ -72,6 +90,11 @@ class Router:
             bind(fleet)
         self._policy_observe: Callable[[Outcome, float], None] | None = getattr(policy, "observe", None)
 
+    @property
+    def holds(self) -> bool:
+        """Whether queries wait in a queue: :meth:`admit` and :meth:`release` then take the place of :meth:`decide`."""
+        return self._holding is not None
+
     def decide(self, query: Query, now: float, predictions: Mapping[str, Prediction] | None = None) -> Decision:
         """The decision for ``query``; ``now`` is monotonic seconds. ``predictions`` saves asking the predictor.
 
@@ -80,12 +103,89 @@ class Router:
                 quality floor or budget, or no such model is known.
             NoInstanceError: every instance that could serve the query is unhealthy, draining or excluded.
             RejectedError: ``on_infeasible`` is ``reject`` and no instance is expected to meet the target.
+            RoutingError: the policy holds queries in a queue and chooses none by itself.
             ValueError: ``predictions`` or ``query.prompt_tokens`` lack a candidate model.
         """
         decision, refusal = self._weigh(query, now, predictions)
         if refusal is not None:
             raise refusal
         return decision
+
+    def admit(self, query: Query, now: float, predictions: Mapping[str, Prediction] | None = None) -> None:
+        """Check that ``query`` may wait in the queue: some instance could run it, and is there. Changes nothing else.
+
+        Raises:
+            RequestError, NoInstanceError, ValueError: as :meth:`decide`.
+        """
+        if predictions is None:
+            predictions = self._predictor.predict(query)
+        weighed = self._judge(query, predictions, None, self._no_estimates())
+        if not weighed.eligible:
+            raise no_candidate(query, weighed, self._models)
+        never_fits: Callable[[HeldQuery], str | None] | None = getattr(self._policy, "never_fits", None)
+        why = None if never_fits is None else never_fits(HeldQuery(query, weighed.candidates, now))
+        if why is not None:
+            raise RequestError(why, param="messages", code="context_length_exceeded")
+        self._held_predictions[query.id] = predictions
+
+    def release(self, queue: Sequence[tuple[Query, float]], now: float) -> list[Decision]:
+        """The decisions on those queries that the policy lets go now, in its order; the others stay held.
+
+        ``queue`` holds each admitted query and since when it waits (monotonic seconds), in the order of service. Book
+        what was released and call again, until nothing comes back. Costs an estimate per query that the policy looks
+        at. ``queue`` must be the whole queue: what was predicted for queries not in it is forgotten.
+
+        Raises:
+            ValueError: the policy released what is not in the queue, released it twice, or to where it may not go.
+        """
+        assert self._holding is not None, "only a holding policy has a queue"
+        self.fleet.age(now)
+        lined_up = _Queue(self, queue, now)
+        self._held_predictions = {query.id: self._predictions_of(query) for query, _ in queue}
+        released = self._holding.release(lined_up, self.fleet, now)
+        if not released:
+            return []
+        numbers = {query.id: number for number, (query, _) in enumerate(queue)}
+        decisions = []
+        for one in released:
+            number = numbers.pop(one.query_id, None)
+            if number is None:
+                raise ValueError(f"policy {self._policy.name} released {one.query_id!r}, which is not held")
+            decisions.append(self._released(*queue[number], one, now))
+        return decisions
+
+    def release_anyway(self, query: Query, held_since_s: float, now: float) -> Decision:
+        """The best there is for a query that the policy still holds: its own choice, else the smallest TTFT.
+
+        Raises:
+            NoInstanceError: no instance can take it now.
+        """
+        self.fleet.age(now)
+        weighed = self._judge_held(query, held_since_s, now, estimated=True)
+        candidates = weighed.candidates
+        indices = choosable(candidates)
+        if not indices:
+            raise no_candidate(query, weighed, self._models)
+        choose: Callable[[Query, Sequence[Candidate], float], int | None] | None = getattr(self._policy, "choose", None)
+        chosen = None if choose is None else choose(query, candidates, now)
+        if chosen is None:
+            chosen = smallest_ttft(indices, candidates)[0]
+        best_effort = Release(query.id, candidates[chosen].instance_id, "its time in the queue is over")
+        return self._released(query, held_since_s, best_effort, now)
+
+    def explain_held(self, query: Query, held_since_s: float, now: float) -> Decision:
+        """Why the policy still holds a query: a decision without a choice, and when a newcomer should do better."""
+        self.fleet.age(now)
+        weighed = self._judge_held(query, held_since_s, now, estimated=True)
+        why: Callable[[HeldQuery, float], str] | None = getattr(self._policy, "why_held", None)
+        held = HeldQuery(query, weighed.candidates, held_since_s)
+        reason = f"held by {self._policy.name}" + (f": {why(held, now)}" if why is not None else "")
+        decision = self._decision(query, weighed, None, reason, held_s=now - held_since_s)
+        return msgspec.structs.replace(decision, retry_after_s=max(1.0, drain_time_s(weighed)))
+
+    def next_release_s(self, now: float) -> float | None:
+        """When to call :meth:`release` even if nothing happens until then (monotonic); None: on events only."""
+        return None if self._holding is None else self._holding.next_release_s(now)
 
     def explain(self, query: Query, now: float, predictions: Mapping[str, Prediction] | None = None) -> Decision:
         """As :meth:`decide`, but a refusal comes back as a decision with ``chosen`` None and its reason.
@@ -114,134 +214,136 @@ class Router:
     def _weigh(
         self, query: Query, now: float, predictions: Mapping[str, Prediction] | None
     ) -> tuple[Decision, HeadwayError | None]:
+        if predictions is None:
+            predictions = self._predictor.predict(query)
+        target_s = query.ttft_target_s if query.ttft_target_s is not None else self._default_ttft_s
+        self.fleet.age(now)
+        weighed = self._judge(query, predictions, target_s, self._estimates(query, now))
+        candidates, eligible = weighed.candidates, weighed.eligible
+        refusal: HeadwayError | None
+        if eligible:
+            refusal = rejection_of(weighed) if self._reject else None
+        else:
+            refusal = no_candidate(query, weighed, self._models)
+        chosen = None
+        if refusal is None:
+            choose: Callable[[Query, Sequence[Candidate], float], int | None] | None
+            choose = getattr(self._policy, "choose", None)
+            if choose is None:
+                refusal = RoutingError(f"policy {self._policy.name} holds queries and releases them from its queue")
+            elif (chosen := choose(query, candidates, now)) is None:
+                refusal = NoInstanceError(f"policy {self._policy.name} chose none of {len(eligible)} instances")
+        reason = str(refusal) if chosen is None else reason_of(self._policy.name, weighed, chosen)
+        decision = self._decision(query, weighed, chosen, reason)
+        if isinstance(refusal, RoutingError):
+            decision = msgspec.structs.replace(decision, retry_after_s=refusal.retry_after_s)
+        return decision, refusal
+
+    def _estimates(self, query: Query, now: float) -> Sequence[Estimate]:
+        counts = query.prompt_tokens  # an instance outside the candidates is estimated with the rest, and not looked at
+        prompt_tokens = [counts.get(model, 1) for model in self._place_models]
+        return self._estimator.estimate(query, self.fleet, prompt_tokens, now)
+
+    def _judge(
+        self,
+        query: Query,
+        predictions: Mapping[str, Prediction],
+        target_s: float | None,
+        estimates: Sequence[Estimate],
+    ) -> Weighed:
         places, models = self._places, self._pool_models
         if query.candidates is not None:
             places = [place for place in places if place.model in query.candidates]
             models = tuple(model for model in models if model in query.candidates)
-        if predictions is None:
-            predictions = self._predictor.predict(query)
         worths = {model: worth_of(query, model, predictions, self._lambda_per_usd) for model in models}
-        target_s = query.ttft_target_s if query.ttft_target_s is not None else self._default_ttft_s
-        self.fleet.age(now)
-        counts = query.prompt_tokens  # an instance outside the candidates is estimated with the rest, and not looked at
-        prompt_tokens = [counts.get(model, 1) for model in self._place_models]
-        estimates = self._estimator.estimate(query, self.fleet, prompt_tokens, now)
-        candidates = judge(query, places, worths, estimates, target_s)
-        eligible = [candidate for candidate in candidates if candidate.verdict in CHOOSABLE]
-        best_ttft_s: float | None = None
-        refusal: HeadwayError | None
-        if eligible:
-            best_ttft_s = min([ttft_s_of(candidate) for candidate in eligible])
-            refusal = self._rejection(places, candidates, target_s, best_ttft_s)
-        else:
-            refusal = self._no_candidate(query, places, worths, candidates)
-        chosen = None
-        if refusal is None:
-            chosen = self._policy.choose(query, candidates, now)
-            if chosen is None:
-                refusal = NoInstanceError(f"policy {self._policy.name} chose none of {len(eligible)} instances")
+        return Weighed(places, worths, judge(query, places, worths, estimates, target_s), target_s)
+
+    def _decision(
+        self, query: Query, weighed: Weighed, chosen: int | None, reason: str, held_s: float | None = None
+    ) -> Decision:
+        candidates, target_s = weighed.candidates, weighed.target_s
+        times_s = [ttft_s_of(candidate) for candidate in candidates if candidate.verdict in CHOOSABLE]
         slo: Literal["met-expected", "infeasible", "none"] = "none"
         if target_s is not None:
             in_time = chosen is not None and candidates[chosen].verdict == "feasible"
             slo = "met-expected" if in_time else "infeasible"
-        decision = Decision(
+        return Decision(
             query_id=query.id,
             policy=self._policy.name,
             arrival_s=query.arrival_s,
             candidates=candidates,
             chosen=chosen,
-            reason=str(refusal) if chosen is None else self._reason(eligible, candidates[chosen], target_s),
+            reason=reason,
             slo=slo,
             ttft_target_s=target_s,
-            best_ttft_s=best_ttft_s,
-            retry_after_s=refusal.retry_after_s if isinstance(refusal, RoutingError) else None,
+            best_ttft_s=min(times_s) if times_s else None,
             config_hash=self._config_hash,
-        )
-        return decision, refusal
-
-    def _rejection(
-        self, places: Sequence[Place], candidates: Sequence[Candidate], target_s: float | None, best_ttft_s: float
-    ) -> RejectedError | None:
-        if not self._reject or target_s is None or best_ttft_s <= target_s:
-            return None
-        waits_s = []
-        for place, candidate in zip(places, candidates, strict=True):
-            if candidate.verdict in CHOOSABLE:
-                engine = None if place.view.stale else place.view.engine
-                if engine is None:
-                    waits_s.append(ttft_s_of(candidate) - target_s)
-                else:
-                    waits_s.append(time_until_feasible(engine, candidate.prompt_tokens or 1, target_s))
-        drain_s = min(waits_s)
-        retry_after_s = max(1.0, drain_s if math.isfinite(drain_s) else _UNKNOWN_RETRY_S)
-        best = "every instance is saturated" if math.isinf(best_ttft_s) else f"the best offers {_ms(best_ttft_s)}"
-        return RejectedError(
-            f"no instance is expected to give the first token within {_ms(target_s)}: {best}; "
-            f"retry in {retry_after_s:.1f} s",
-            retry_after_s=retry_after_s,
-            best_ttft_s=best_ttft_s,
-            reason="ttft_target",
+            held_s=held_s,
         )
 
-    def _no_candidate(
-        self, query: Query, places: Sequence[Place], worths: Mapping[str, Worth], candidates: Sequence[Candidate]
-    ) -> HeadwayError:
-        """Why no instance may be chosen: the request itself where waiting cannot help, else the pool."""
-        if not places:
-            names = query.candidates
-            if names is not None and not any(name in self._models for name in names):
-                listed = ", ".join(map(repr, names))
-                return RequestError(f"unknown model {listed}", status=404, param="model", code="model_not_found")
-            return NoInstanceError(f"no instance serves {'any model' if names is None else ', '.join(names)}")
-        fitting = [place for place in places if worths[place.model].prompt_tokens <= place.max_prompt_tokens]
-        if not fitting:
-            longest = max(place.max_prompt_tokens for place in places)
-            shortest = min(worth.prompt_tokens for worth in worths.values())
-            return RequestError(
-                f"the prompt of {shortest} tokens fits no instance: the largest takes {longest}",
-                param="messages",
-                code="context_length_exceeded",
+    # ---- the queue -----------------------------------------------------------------------------------------------
+
+    def _predictions_of(self, query: Query) -> Mapping[str, Prediction]:
+        known = self._held_predictions.get(query.id)
+        return self._predictor.predict(query) if known is None else known
+
+    def _no_estimates(self) -> Sequence[Estimate]:
+        return [_NOT_ESTIMATED] * len(self._places)
+
+    def _judge_held(self, query: Query, held_since_s: float, now: float, *, estimated: bool) -> Weighed:
+        """The query as it stands now; its target has been running since it came, but where the policy restarts it."""
+        target_s = query.ttft_target_s if query.ttft_target_s is not None else self._default_ttft_s
+        if target_s is not None and not getattr(self._policy, "target_restarts", False):
+            target_s = max(target_s - (now - held_since_s), 0.0)
+        estimates = self._estimates(query, now) if estimated else self._no_estimates()
+        return self._judge(query, self._predictions_of(query), target_s, estimates)
+
+    def _held(self, query: Query, held_since_s: float, now: float, *, estimated: bool) -> HeldQuery:
+        weighed = self._judge_held(query, held_since_s, now, estimated=estimated)
+        return HeldQuery(query, weighed.candidates, held_since_s)
+
+    def _released(self, query: Query, held_since_s: float, release: Release, now: float) -> Decision:
+        weighed = self._judge_held(query, held_since_s, now, estimated=True)
+        names = [candidate.instance_id for candidate in weighed.candidates]
+        chosen = names.index(release.instance_id) if release.instance_id in names else None
+        if chosen is None or weighed.candidates[chosen].verdict not in CHOOSABLE:
+            raise ValueError(
+                f"policy {self._policy.name} released {query.id!r} to {release.instance_id!r}, where it may not go"
             )
-        if all(worths[place.model].refused is not None for place in fitting):
-            return _unattainable(query, [worths[place.model] for place in fitting])
-        verdicts = ", ".join(f"{candidate.instance_id} is {candidate.verdict}" for candidate in candidates[:8])
-        return NoInstanceError(f"no instance can take the query now: {verdicts}")
-
-    def _reason(self, eligible: Sequence[Candidate], chosen: Candidate, target_s: float | None) -> str:
-        ttft_s = ttft_s_of(chosen)
-        when = "saturated" if ttft_s == math.inf else f"first token expected in {_ms(ttft_s)}"
-        in_time = [candidate for candidate in eligible if candidate.verdict == "feasible"]
-        if target_s is None:
-            goal = "no target given"
-        else:
-            side = "within" if chosen.verdict == "feasible" else "beyond"
-            share = (
-                f"{len(in_time)} of {len(eligible)} instances meet" if in_time else "no instance is expected to meet"
-            )
-            goal = f"{side} the target of {_ms(target_s)} that {share}"
-        utility = utility_of(chosen)
-        best = max([utility_of(candidate) for candidate in in_time or eligible])
-        worth = "the best of them" if utility >= best - UTILITY_TIE else f"the best of them has {best:.3f}"
-        return f"{self._policy.name} chose {chosen.instance_id}: {when}, {goal}; utility {utility:.3f}, {worth}"
-
-
-def _unattainable(query: Query, worths: Sequence[Worth]) -> RequestError:
-    """The 400 for a quality floor or budget that no fitting model meets; names the one nearest to being met."""
-    good_enough = [worth for worth in worths if worth.refused == "budget"]
-    if good_enough:
-        cheapest = min(worth.cost_usd for worth in good_enough)
-        return RequestError(
-            f"no model answers this within {query.max_cost_usd:.6g} USD: the cheapest would cost {cheapest:.6g}",
-            param="slo.max_cost_usd",
-            code="slo_unattainable",
+        reason = reason_of(self._policy.name, weighed, chosen)
+        held_s = now - held_since_s
+        decision = self._decision(
+            query, weighed, chosen, f"{reason}; held {milliseconds(held_s)} until {release.reason}", held_s=held_s
         )
-    best = max(worth.quality for worth in worths)
-    return RequestError(
-        f"no model is expected to reach quality {query.quality_min:.3f}: the best offers {best:.3f}",
-        param="slo.quality_min",
-        code="slo_unattainable",
-    )
+        target_s = query.ttft_target_s if query.ttft_target_s is not None else self._default_ttft_s
+        if target_s is not None and held_s + ttft_s_of(weighed.candidates[chosen]) > target_s:
+            decision = msgspec.structs.replace(decision, slo="infeasible")  # a restarted target is only the policy's
+        return decision
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms"
+class _Queue(Sequence[HeldQuery]):
+    """The queue as a policy sees it: each query is judged when it is looked at, and once."""
+
+    def __init__(self, router: Router, queue: Sequence[tuple[Query, float]], now: float) -> None:
+        self._router, self._queue, self._now = router, queue, now
+        self._estimated: bool = getattr(router._policy, "needs_estimates", True)
+        self._judged: list[HeldQuery | None] = [None] * len(queue)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @overload
+    def __getitem__(self, index: int) -> HeldQuery: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[HeldQuery]: ...
+    def __getitem__(self, index: int | slice) -> HeldQuery | list[HeldQuery]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        held = self._judged[index]
+        if held is None:
+            query, since_s = self._queue[index]
+            held = self._judged[index] = self._router._held(query, since_s, self._now, estimated=self._estimated)
+        return held
+
+    def __iter__(self) -> Iterator[HeldQuery]:
+        return (self[index] for index in range(len(self)))

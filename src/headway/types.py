@@ -357,7 +357,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """What was chosen and why. ``chosen`` indexes ``candidates``; None when nothing could be chosen.
 
     ``slo`` is ``met-expected``, ``infeasible`` or ``none``. ``decision_s`` is filled in by the caller, who owns the
-    clock. ``best_ttft_s`` is the smallest estimated TTFT over the eligible candidates.
+    clock. ``best_ttft_s`` is the smallest estimated TTFT over the eligible candidates. ``held_s`` is how long a holding
+    policy's queue kept the query, None where nothing holds; ``ttft_target_s`` is then what was left of the target.
     """
 
     query_id: str
@@ -372,6 +373,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
     decision_s: float | None = None
     config_hash: str = ""
+    held_s: float | None = None
 
     @property
     def candidate(self) -> Candidate | None:

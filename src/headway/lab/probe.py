@@ -21,7 +21,7 @@ from headway.lab.metrics import Status
 from headway.lab.pool import Pool
 from headway.lab.simulate import simulate
 from headway.lab.workload import Workload
-from headway.policy.base import Policy
+from headway.policy.base import HoldingPolicy, Policy
 from headway.types import Estimate, Instance, Outcome, Query
 
 Column = NDArray[np.float64]
@@ -74,7 +74,7 @@ class _AskAll:
             estimator.observe(outcome, instance, now)
 
 
-def probe(workload: Workload, pool: Pool, *, policy: Policy, seed: int) -> Probe:
+def probe(workload: Workload, pool: Pool, *, policy: Policy | HoldingPolicy, seed: int) -> Probe:
     """Play the workload once and ask every registered estimator at every decision."""
     asked = _AskAll()
     outcomes = simulate(workload, pool, policy=policy, estimator=asked, seed=seed)

@@ -2,8 +2,9 @@
 
 One event loop in simulated time. It touches an engine only when something is decided or due: at an arrival every engine
 is run up to it, natively; what happened since is told to the router in order, the router decides, and the query joins
-the engine that was chosen. The router sees predictions and mirrors of the engines; true lengths and qualities stay on
-this side.
+the engine that was chosen. Where the policy holds queries, they wait in a central queue that is looked at on every
+outcome, within :data:`TICK_S`. The router sees predictions and mirrors of the engines; true lengths and qualities stay
+on this side.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from headway.fleet import FleetView, LengthRule
 from headway.lab.metrics import Outcomes, Status
 from headway.lab.pool import LabInstance, Pool
 from headway.lab.workload import Workload
-from headway.policy.base import Policy
+from headway.policy.base import HoldingPolicy, Policy
 from headway.predict.base import cost_usd
 from headway.predict.prior import PriorPredictor
 from headway.router import Router
-from headway.types import Estimate, Instance, Outcome, Prediction, Query
+from headway.types import Decision, Estimate, Instance, Outcome, Prediction, Query
 
+#: While queries are held, engines run this far at a time, seconds: a release is at most so much late.
+TICK_S = 0.005
 _SLICE = 4096
 
 
@@ -67,13 +70,14 @@ def simulate(
     workload: Workload,
     pool: Pool,
     *,
-    policy: Policy,
+    policy: Policy | HoldingPolicy,
     estimator: Estimator | None,
     seed: int,
     sight: Sight | None = None,
-    on_infeasible: Literal["best_effort", "reject"] = "best_effort",
+    on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort",
     num_routers: int = 1,
     length_rule: LengthRule | None = None,
+    max_held_s: float = 30.0,
     router: type[Router] = Router,
 ) -> Outcomes:
     """What ``policy`` makes of ``workload`` on ``pool``. Same arguments and seed, same outcomes.
@@ -83,6 +87,7 @@ def simulate(
     ``seed`` draws the engines' step noise only; queries and answers are the workload's. Several routers get the queries
     in turn, each with its own ledger and its own copy of policy and estimator; what one sends, the others see only in
     snapshots. ``length_rule`` is how long routers expect residents to go on, ``router`` may be a class that measures.
+    A query that is held for ``max_held_s`` is refused.
     Costs a few tens of microseconds of CPU per query on three instances, linear in queries and in instances.
 
     Raises:
@@ -97,6 +102,7 @@ def simulate(
     run = _Run(
         workload, pool, sight, seed, routed=routed, on_infeasible=on_infeasible, length_rule=length_rule, router=router
     )
+    run.max_held_s = max_held_s
     run.play()
     return run.outcomes
 
@@ -111,8 +117,8 @@ class _Run:
         sight: Sight,
         seed: int,
         *,
-        routed: Sequence[tuple[Policy, Estimator | None]],
-        on_infeasible: Literal["best_effort", "reject"],
+        routed: Sequence[tuple[Policy | HoldingPolicy, Estimator | None]],
+        on_infeasible: Literal["best_effort", "reject", "queue"],
         length_rule: LengthRule | None,
         router: type[Router],
     ) -> None:
@@ -143,6 +149,8 @@ class _Run:
             )
             for policy, estimator in routed
         ]
+        self.held: list[list[tuple[Query, float]]] = [[] for _ in routed]  # each router's queue, in order of arrival
+        self.max_held_s = float("inf")
         self.events: list[tuple[float, bool, int, str]] = []  # (time_s, ended, instance, request id), a heap
         self.shown_s = -float("inf")
         self.shown_steps = [-1] * len(self.ids)
@@ -155,13 +163,39 @@ class _Run:
     def play(self) -> None:
         """Every query in order of arrival, then whatever is still running."""
         queries = self._queries()
-        for number, now in enumerate(self.arrivals):
+        now = 0.0
+        for number, arrival_s in enumerate(self.arrivals):
+            self._work_off(now, arrival_s)
+            now = arrival_s
             self._run_engines(now)
             self._tell(now)
             query, predictions = next(queries)
             self._decide(number, query, predictions, now)
+        self._work_off(now, float("inf"))
         self._run_engines(float("inf"))
         self._tell(float("inf"))
+
+    def _work_off(self, now: float, until_s: float) -> None:
+        """Run on to ``until_s`` tick by tick while queries are held, and release what may go."""
+        while any(self.held) and now + TICK_S < until_s:
+            now += TICK_S
+            self._run_engines(now)
+            if self._tell(now):
+                self._release(now)
+            for router, queue in zip(self.routers, self.held, strict=True):
+                if queue and now - queue[0][1] > self.max_held_s:
+                    del queue[0]  # refused: nobody took it
+                next_s = router.next_release_s(now) if queue else None
+                if next_s is not None and next_s <= now + TICK_S:
+                    self._release(now)
+
+    def _release(self, now: float) -> None:
+        for router, queue in zip(self.routers, self.held, strict=True):
+            while queue and (decisions := router.release(queue, now)):
+                gone = {decision.query_id for decision in decisions}
+                queue[:] = [one for one in queue if one[0].id not in gone]
+                for decision in decisions:
+                    self._send(router, int(decision.query_id), decision, now)
 
     def _run_engines(self, now: float) -> None:
         interval_s = self.sight.interval_s
@@ -189,9 +223,10 @@ class _Run:
             for time_s, request_id, ended in engine.run_until(now):
                 heapq.heappush(events, (time_s, ended, index, request_id))
 
-    def _tell(self, now: float) -> None:
-        """Tell the router what happened up to ``now``, in order."""
+    def _tell(self, now: float) -> bool:
+        """Tell the router what happened up to ``now``, in order; whether any query ended."""
         events, outcomes = self.events, self.outcomes
+        any_ended = False
         while events and events[0][0] <= now:
             time_s, ended, index, request_id = heapq.heappop(events)
             number = int(request_id)
@@ -219,13 +254,23 @@ class _Run:
                 ),
                 time_s,
             )
+            any_ended = True
+        return any_ended
 
     def _decide(self, number: int, query: Query, predictions: Mapping[str, Prediction], now: float) -> None:
         router = self.routers[number % len(self.routers)]
         try:
+            if router.holds:
+                router.admit(query, now, predictions)
+                self.held[number % len(self.routers)].append((query, now))
+                self._release(now)
+                return
             decision = router.decide(query, now, predictions)
         except (NoInstanceError, RejectedError):
             return
+        self._send(router, number, decision, now)
+
+    def _send(self, router: Router, number: int, decision: Decision, now: float) -> None:
         index, candidate = decision.chosen, decision.candidate
         assert index is not None
         assert candidate is not None
@@ -234,13 +279,13 @@ class _Run:
         outcomes.status[number] = Status.FAILED  # until its end comes
         outcomes.feasible[number] = candidate.verdict == "feasible"
         if candidate.estimate is not None:
-            outcomes.predicted_ttft_s[number] = candidate.estimate.ttft_s
+            outcomes.predicted_ttft_s[number] = candidate.estimate.ttft_s + (decision.held_s or 0.0)
         prompt_tokens = candidate.prompt_tokens or 1
         predicted_tokens = candidate.output_tokens or 1.0
         true_tokens = int(self.workload.true_output_tokens[number, self.columns[index]])
         max_tokens = true_tokens if self.sight.exact_lengths else self.workload.max_tokens
         router.fleet.book(
-            request_id=query.id,
+            request_id=decision.query_id,
             instance_id=candidate.instance_id,
             prompt_tokens=prompt_tokens,
             predicted_output_tokens=predicted_tokens,
@@ -250,7 +295,7 @@ class _Run:
             predicted_ttft_s=None if candidate.estimate is None else candidate.estimate.ttft_s,
         )
         self.engines[index].submit(
-            query.id,
+            decision.query_id,
             prompt_tokens=prompt_tokens,
             target_output_tokens=true_tokens,
             predicted_output_tokens=predicted_tokens,

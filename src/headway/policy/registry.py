@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.errors import ConfigError
-from headway.policy.base import Policy
+from headway.policy.base import HoldingPolicy, Policy
 from headway.policy.bear import BearPolicy, LagrangianBearPolicy
+from headway.policy.central_queue import CentralQueuePolicy
 from headway.policy.history_percentiles import HistoryPercentilesPolicy
 from headway.policy.latency_agnostic import LatencyAgnosticPolicy
 from headway.policy.least_work import LeastWork
@@ -34,12 +35,16 @@ _NEUTRAL = {"delta_per_ms": 0.0, "fallback": "least_ttft"}
 
 
 class PolicyRow(NamedTuple):
-    """How to make a policy, what it does in one line, the options it takes, and the estimator it is stated for."""
+    """How to make a policy, what it does in one line, the options it takes, and the estimator it is stated for.
 
-    factory: Callable[[np.random.Generator, Options], Policy]
+    ``holds`` tells that it is a :class:`HoldingPolicy`: its queries wait in a central queue.
+    """
+
+    factory: Callable[[np.random.Generator, Options], Policy | HoldingPolicy]
     description: str
     options: tuple[str, ...] = ()
     estimator: str = "replay"
+    holds: bool = False
 
 
 def _make_bear(rng: np.random.Generator, options: Options) -> Policy:
@@ -104,10 +109,22 @@ POLICIES: dict[str, PolicyRow] = {
     ),
     "round_robin": PolicyRow(lambda _, __: RoundRobinPolicy(), "every instance in turn"),
     "random": PolicyRow(lambda rng, _: RandomPolicy(rng), "any instance with the same probability"),
+    "central_fcfs": PolicyRow(
+        lambda _, options: CentralQueuePolicy("fcfs", options),
+        "a central queue, first come first served, to the instance with the most free slots",
+        ("hosted_slots",),
+        holds=True,
+    ),
+    "central_shortest_first": PolicyRow(
+        lambda _, options: CentralQueuePolicy("shortest_first", options),
+        "a central queue, shortest predicted answer first, to the instance with the most free slots",
+        ("hosted_slots",),
+        holds=True,
+    ),
 }
 
 
-def make_policy(name: str, *, rng: np.random.Generator, options: Options | None = None) -> Policy:
+def make_policy(name: str, *, rng: np.random.Generator, options: Options | None = None) -> Policy | HoldingPolicy:
     """A new policy by its registered name. ``rng`` is its own source of draws: give each policy one of its own.
 
     Options are those of its row, described with the policy. A neutral one (``delta_per_ms`` 0, ``fallback``
@@ -126,3 +143,15 @@ def make_policy(name: str, *, rng: np.random.Generator, options: Options | None 
         if option not in row.options and value != _NEUTRAL.get(option):
             raise ConfigError(f"policy {name} does not take it", key=f"routing.{option}")
     return row.factory(rng, options or {})
+
+
+def make_choosing_policy(name: str, *, rng: np.random.Generator, options: Options | None = None) -> Policy:
+    """As :func:`make_policy`, for callers that drive ``choose`` themselves.
+
+    Raises:
+        ConfigError: as there, and for a policy that holds queries in a queue.
+    """
+    policy = make_policy(name, rng=rng, options=options)
+    if isinstance(policy, HoldingPolicy):
+        raise ConfigError(f"{name} holds queries in a queue, and here each must be sent at once", key="routing.policy")
+    return policy

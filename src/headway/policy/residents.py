@@ -51,11 +51,7 @@ class Residents:
     def num_requests(self, candidate: Candidate) -> int:
         """Requests under way on the instance: those of this router, and of others where a replay shows them."""
         view = self.view(candidate)
-        engine = None if view is None or view.stale else view.engine
-        if engine is None:
-            return candidate.num_outstanding
-        # The ledger knows best when ours end, the replay alone knows of others.
-        return max(candidate.num_outstanding, engine.num_running + engine.num_waiting)
+        return max(candidate.num_outstanding, 0 if view is None else num_requests_on(view))
 
     def load(self, candidate: Candidate) -> Load:
         """The load of the instance. O(its residents)."""
@@ -79,6 +75,15 @@ class Residents:
             work.context_tokens,
             limits is None or num_residents < limits.max_num_seqs,
         )
+
+
+def num_requests_on(view: InstanceView) -> int:
+    """Requests under way on the instance: those of this router, and of others where a replay shows them."""
+    engine = None if view.stale else view.engine
+    if engine is None:
+        return view.num_outstanding
+    # The ledger knows best when ours end, the replay alone knows of others.
+    return max(view.num_outstanding, engine.num_running + engine.num_waiting)
 
 
 def _booked(view: InstanceView) -> Load:

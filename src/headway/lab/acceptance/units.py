@@ -34,7 +34,7 @@ from headway.lab.references import (
 from headway.lab.simulate import Sight, simulate
 from headway.lab.truth import draw_ttft_targets, stream
 from headway.lab.workload import LAMBDA_PER_MUSD, Workload, WorkloadSpec, four_task_workload
-from headway.policy.base import Policy
+from headway.policy.base import HoldingPolicy, Policy
 from headway.policy.options import Option
 from headway.policy.registry import make_policy
 
@@ -123,7 +123,7 @@ class Play(Struct, frozen=True, kw_only=True):
         slopes = (self.slope,) if player.reads_targets else SLOPES
         return {slope: score(with_slope(work, self.seed, slope), pool, outcomes) for slope in slopes}
 
-    def _policy(self, player: Player) -> Policy:
+    def _policy(self, player: Player) -> Policy | HoldingPolicy:
         rng = stream(self.seed, "policy")
         if self.pair is not None:
             first, second = self.pair
