@@ -4,7 +4,8 @@
 
     HeadwayError
     ├── ConfigError            a configuration or profile file is wrong: path, key, and where known line and column
-    │   └── ProfileError       a profile is unknown, malformed, or a truth profile where an estimator reads
+    │   ├── ProfileError       a profile is unknown, malformed, or a truth profile where an estimator reads
+    │   └── ArtifactError      a trained predictor is damaged, of another version, or cannot be served here
     ├── EngineInputError       also a ValueError: limits, requests or states that no engine could hold; names the field
     ├── RequestError           the client's request is wrong: param, code, status
     ├── SnapshotError
@@ -46,6 +47,10 @@ class ConfigError(HeadwayError):
 
 class ProfileError(ConfigError):
     """A profile is unknown, malformed, or not one an estimator may read."""
+
+
+class ArtifactError(ConfigError):
+    """A trained predictor cannot be used: damaged, of another version, or not to be served on this installation."""
 
 
 class EngineInputError(HeadwayError, ValueError):

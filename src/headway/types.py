@@ -298,7 +298,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 class Query(Struct, frozen=True, kw_only=True):
     """One request as the router sees it. ``model`` None means every candidate; ``prompt_text`` may be shortened.
 
-    ``prompt_tokens`` maps each model to its own count (models may have unlike tokenizers).
+    ``prompt_tokens`` maps each model to its own count (models may have unlike tokenizers). ``prompt_chars`` is the
+    length of the whole text (None: that of ``prompt_text``), ``num_turns`` counts the user's messages, ``system_chars``
+    the characters of system messages.
     """
 
     id: str
@@ -316,7 +318,10 @@ class Query(Struct, frozen=True, kw_only=True):
 
 
 class Prediction(Struct, frozen=True):
-    """What one model is expected to do with one query. ``source`` is ``prior``, ``default`` or a predictor's name."""
+    """What one model is expected to do with one query. ``source`` is ``prior``, ``default`` or a predictor's name.
+
+    ``p90_output_tokens`` is the length that nine in ten answers do not exceed, None where nobody knows.
+    """
 
     quality: float
     output_tokens: float
@@ -327,6 +332,9 @@ class Prediction(Struct, frozen=True):
 class Estimate(Struct, frozen=True):
     """When one instance would give the newcomer its first token. ``source`` names the estimator that really spoke."""
 
+    prompt_chars: int | None = None
+    num_turns: int = 1
+    system_chars: int = 0
     ttft_s: float
     ttft_p90_s: float
     wait_s: float
@@ -336,6 +344,7 @@ class Estimate(Struct, frozen=True):
 
 Verdict = Literal["feasible", "late", "context", "unhealthy", "draining", "quality", "budget", "excluded", "saturated"]
 
+    p90_output_tokens: float | None = None
 
 class Candidate(Struct, frozen=True):
     """One instance as it stood in one decision. Figures are None where the verdict was reached without them."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from headway.errors import (
+    ArtifactError,
     ConfigError,
     DatasetError,
     EngineInputError,
@@ -79,6 +80,7 @@ ERROR_TABLE: dict[type[HeadwayError], ErrorRow] = {
     DrainingError: ErrorRow(503, "server_error", "draining", public=True),
     UpstreamError: ErrorRow(502, "server_error", "upstream_error", public=True),
     UpstreamConnectError: ErrorRow(502, "server_error", "upstream_unreachable", public=True),
+    ArtifactError: _INTERNAL,
     UpstreamTimeoutError: ErrorRow(504, "timeout_error", "upstream_timeout", public=True),
     UpstreamProtocolError: ErrorRow(502, "server_error", "upstream_protocol_error", public=True),
     UpstreamInterruptedError: ErrorRow(502, "server_error", "upstream_interrupted", public=True),
