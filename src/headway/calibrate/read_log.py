@@ -20,7 +20,14 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headway.calibrate.step_table import FEATURES, StepTable, feature_matrix
-from headway.engines.step_log import StepFeatures, StepLogHeader, batch_features
+from headway.engines.step_log import (
+    LoggedArrival,
+    LoggedBatch,
+    LoggedEnd,
+    StepFeatures,
+    StepLogHeader,
+    batch_features,
+)
 from headway.errors import DatasetError
 
 _Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -44,6 +51,13 @@ class _Line(Struct, kw_only=True, forbid_unknown_fields=True):
     context_squares: _Squares | UnsetType = UNSET
     num_outputs: _Count | UnsetType = UNSET
     num_finished: _Count | UnsetType = UNSET
+    arrivals: list[LoggedArrival] | UnsetType = UNSET
+    cancelled: list[str] | UnsetType = UNSET
+    scheduled: list[tuple[str, _Tokens]] | UnsetType = UNSET
+    cached: list[tuple[str, _Tokens]] | UnsetType = UNSET
+    preempted: list[str] | UnsetType = UNSET
+    free_blocks: _Count | UnsetType = UNSET
+    ended: list[LoggedEnd] | UnsetType = UNSET
 
 
 #: What may stand in a line or be left out, but only in all lines of a log alike.
@@ -78,6 +92,24 @@ def read_step_log(path: Path) -> StepLog:
         except msgspec.MsgspecError as error:
             raise DatasetError(_what_is_wrong(line, error), path=str(path), line=number) from error
     return StepLog(str(path), digest, header, read.table(), read.num_empty)
+
+
+def read_batches(path: Path) -> tuple[StepLogHeader, list[LoggedBatch]]:
+    """The header and every batch of a log that names its requests, those without a request included.
+
+    Raises:
+        DatasetError: the file cannot be read, or a line is wrong or names no requests; names path and line.
+    """
+    read_step_log(path)  # all that is checked of a log is checked there
+    data, _ = _read(path)
+    header, *lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    batches = []
+    for number, line in lines:
+        try:
+            batches.append(msgspec.json.decode(line, type=LoggedBatch))
+        except msgspec.MsgspecError as error:
+            raise DatasetError(f"names no requests: {error}", path=str(path), line=number) from error
+    return _header(path, *header), batches
 
 
 def _read(path: Path) -> tuple[bytes, str]:
@@ -131,7 +163,7 @@ class _Rows:
         problem = self._time_problem(line) or self._optional_problem(line)
         if problem is None:
             batch = _features(line)
-            problem = batch if isinstance(batch, str) else self._contradiction(batch) or _impossible_output(line, batch)
+            problem = batch if isinstance(batch, str) else self._contradiction(batch) or _contradicts(line, batch)
         if problem is not None:
             raise DatasetError(problem, path=self._path, line=number)
         assert isinstance(batch, StepFeatures)
@@ -196,7 +228,12 @@ class _Rows:
         return None
 
 
-def _impossible_output(line: _Line, batch: StepFeatures) -> str | None:
+def _contradicts(line: _Line, batch: StepFeatures) -> str | None:
+    """What else the line says that cannot be true of its batch."""
+    if line.scheduled is not UNSET:
+        tokens = sum(scheduled for _, scheduled in line.scheduled)
+        if len(line.scheduled) != batch.requests or tokens != batch.tokens:
+            return f"scheduled: {len(line.scheduled)} requests with {tokens} tokens, the sums say otherwise"
     num_outputs = batch.requests if line.num_outputs is UNSET else line.num_outputs
     if num_outputs > batch.requests:
         return f"num_outputs: {num_outputs} from {batch.requests} requests"

@@ -1,8 +1,9 @@
 """The step log: what each token batch of an engine held and how long it took, one JSON line per batch.
 
 An engine writes it while it serves; ``headway calibrate`` reads it back and fits step times. It holds counts and times
-only, no request ids and nothing of a prompt. The format is here, below both sides, so that an engine needs none of the
-fitting. It refuses to time anything: whoever runs the batches says how long they took. See ``docs/calibration.md``.
+only, no request ids and nothing of a prompt, unless it is asked for the requests too: then a run can be repeated batch
+by batch (:class:`LoggedBatch`). The format is here, below both sides, so that an engine needs none of the fitting. It
+refuses to time anything: whoever runs the batches says how long they took. See ``docs/calibration.md``.
 """
 
 from __future__ import annotations
@@ -66,6 +67,48 @@ class LoggedStep(StepFeatures, frozen=True, kw_only=True):
     time_s: float
     num_outputs: int
     num_finished: int
+
+
+class LoggedArrival(Struct, frozen=True, array_like=True):
+    """A request as an engine took it in. ``arrival_s`` counts from the log's beginning, as ``start_s`` of the steps.
+
+    ``prompt_blocks`` are 64-bit hashes of the prompt's full blocks, each of which covers all blocks before it; empty
+    where nothing is cached by prefix.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+    arrival_s: float
+    prompt_blocks: list[int] = []
+
+
+class LoggedEnd(Struct, frozen=True, array_like=True):
+    """A request that ended by itself, with its true length and the hashes of the full blocks behind its prompt's."""
+
+    request_id: str
+    output_tokens: int
+    output_blocks: list[int] = []
+
+
+class LoggedBatch(LoggedStep, frozen=True, kw_only=True):
+    """A line that says whose tokens a batch held, so that the batches of a real engine can be asked of a mirror.
+
+    One line is one call of ``schedule()``. ``arrivals`` are the requests it was the first to see, in their order;
+    ``cancelled`` those taken out from outside since the call before. ``scheduled`` is (request id, tokens) in batch
+    order; ``cached`` is (request id, tokens) of those admitted by it that were found in the prefix cache;
+    ``preempted`` is in order; ``free_blocks`` is as after scheduling. ``ended`` came to their end with this batch.
+    Calls that scheduled and preempted nothing have no line; what arrived or was cancelled before them is in the next.
+    """
+
+    arrivals: list[LoggedArrival]
+    cancelled: list[str]
+    scheduled: list[tuple[str, int]]
+    cached: list[tuple[str, int]]
+    preempted: list[str]
+    free_blocks: int
+    ended: list[LoggedEnd]
 
 
 class ScheduledRequest(Protocol):
@@ -146,6 +189,10 @@ class StepLogWriter:
     def write(self, step: LoggedStep) -> None:
         """Append one line."""
         self._file.write(self._encoder.encode(step) + b"\n")
+
+    def flush(self) -> None:
+        """Write out what is buffered."""
+        self._file.flush()
 
     def close(self) -> None:
         """Write out what is buffered. Nothing happens the second time."""

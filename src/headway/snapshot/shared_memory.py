@@ -25,7 +25,7 @@ from headway.snapshot import wire
 from headway.types import Snapshot
 
 SHARED_MEMORY_DIRECTORY: Final = Path("/dev/shm")
-#: Room for about 40,000 requests. Pages that were never written cost no memory.
+#: Room for about 40,000 requests. The memory is taken when the segment is made, so that no later write can lack it.
 DEFAULT_CAPACITY_BYTES: Final = 4 << 20
 
 _SLOT_HEADER_BYTES: Final = 64
@@ -64,11 +64,15 @@ class SharedMemoryWriter:
             raise SnapshotError(f"cannot create {self.path}: {error.strerror}") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            os.ftruncate(self._descriptor, _SLOT_HEADER_BYTES + capacity_bytes)
+            # Reserved, not just sized: writing into a page that a full file system cannot give would kill the engine.
+            os.posix_fallocate(self._descriptor, 0, _SLOT_HEADER_BYTES + capacity_bytes)
             self._inode = os.fstat(self._descriptor).st_ino
             memory = mmap.mmap(self._descriptor, _SLOT_HEADER_BYTES + capacity_bytes)
             self._slot: SeqlockWriter | None = SeqlockWriter(memoryview(memory))  # the slot keeps the mapping
             _link(draft, self.path)  # only now: a reader must not meet a slot without its header
+        except OSError as error:
+            os.close(self._descriptor)
+            raise SnapshotError(f"cannot create {self.path}: {error.strerror}") from error
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -81,12 +85,24 @@ class SharedMemoryWriter:
         Raises:
             SnapshotError: it does not fit (the older one then stays and grows stale), or the writer is closed.
         """
-        if self._slot is None:
-            raise SnapshotError(f"{self.path} is closed", instance_id=snapshot.instance_id)
         try:
-            self._slot.write(wire.encode(snapshot))
+            self.write(wire.encode(snapshot))
+        except SnapshotError as error:
+            error.instance_id = snapshot.instance_id
+            raise
+
+    def write(self, data: bytes) -> None:
+        """Replace the snapshot in the segment by one that is encoded already (:mod:`headway.snapshot.wire`).
+
+        Raises:
+            SnapshotError: as :meth:`publish`.
+        """
+        if self._slot is None:
+            raise SnapshotError(f"{self.path} is closed")
+        try:
+            self._slot.write(data)
         except ValueError as error:
-            raise SnapshotError(f"{self.path}: {error}", instance_id=snapshot.instance_id) from error
+            raise SnapshotError(f"{self.path}: {error}") from error
 
     def close(self) -> None:
         """Unlink the segment and give it back. May be called twice."""

@@ -140,19 +140,27 @@ class ZeroMQPublisher:
         Raises:
             SnapshotError: it is too large (the older one is then sent on and grows stale), or cannot be sent.
         """
-        body = wire.encode(snapshot)
-        if len(body) > MAX_MESSAGE_BYTES - _ENVELOPE_BYTES:
+        try:
+            self.write(wire.encode(snapshot))
+        except SnapshotError as error:
+            error.instance_id = snapshot.instance_id
+            raise
+
+    def write(self, data: bytes) -> None:
+        """Send a snapshot that is encoded already (:mod:`headway.snapshot.wire`) to every subscriber. Never waits.
+
+        Raises:
+            SnapshotError: as :meth:`publish`.
+        """
+        if len(data) > MAX_MESSAGE_BYTES - _ENVELOPE_BYTES:
             self.num_failed += 1
-            raise SnapshotError(
-                f"{self.address}: {len(body)} bytes do not fit into a message of {MAX_MESSAGE_BYTES}",
-                instance_id=snapshot.instance_id,
-            )
+            raise SnapshotError(f"{self.address}: {len(data)} bytes do not fit into a message of {MAX_MESSAGE_BYTES}")
         with self._lock:
             try:
-                self._send(body)
+                self._send(data)
             except zmq.ZMQError as error:
-                raise SnapshotError(f"{self.address}: {error.strerror}", instance_id=snapshot.instance_id) from error
-            self._body = body
+                raise SnapshotError(f"{self.address}: {error.strerror}") from error
+            self._body = data
 
     def close(self) -> None:
         """Unbind; the port is free a moment later. May be called twice."""
