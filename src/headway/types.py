@@ -315,6 +315,9 @@ class Query(Struct, frozen=True, kw_only=True):
     max_cost_usd: float | None = None
     priority: int = 0
     excluded_instances: frozenset[str] = frozenset()
+    prompt_chars: int | None = None
+    num_turns: int = 1
+    system_chars: int = 0
 
 
 class Prediction(Struct, frozen=True):
@@ -327,14 +330,12 @@ class Prediction(Struct, frozen=True):
     output_tokens: float
     cost_usd: float
     source: str
+    p90_output_tokens: float | None = None
 
 
 class Estimate(Struct, frozen=True):
     """When one instance would give the newcomer its first token. ``source`` names the estimator that really spoke."""
 
-    prompt_chars: int | None = None
-    num_turns: int = 1
-    system_chars: int = 0
     ttft_s: float
     ttft_p90_s: float
     wait_s: float
@@ -344,7 +345,6 @@ class Estimate(Struct, frozen=True):
 
 Verdict = Literal["feasible", "late", "context", "unhealthy", "draining", "quality", "budget", "excluded", "saturated"]
 
-    p90_output_tokens: float | None = None
 
 class Candidate(Struct, frozen=True):
     """One instance as it stood in one decision. Figures are None where the verdict was reached without them."""
