@@ -7,13 +7,12 @@ terminal.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from headway.cli.progress import progress
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +59,8 @@ def run(
         raise ConfigError(f"must be at least 1, not {jobs}", key="--jobs")
     asked = load_scenario(scenario)
     target = out or Path("runs") / scenario.stem
-    with _progress(asked.file.name) as told:
+    with progress(asked.file.name) as bar:
+        told = None if bar is None else lambda done, total: bar(done, total, "")
         summary = run_scenario(asked, target, jobs=jobs, backend=backend, told=told)
     if json:
         import msgspec
@@ -144,21 +144,6 @@ def report(directory: Path, /, *, baseline: str | None = None, out: Path | None 
 def _say_missing(num_missing: int) -> None:
     if num_missing:
         print(f"headway: warning: {num_missing} units have no result yet; run the scenario again", file=sys.stderr)
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _print_table(table: Table) -> None:

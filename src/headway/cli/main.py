@@ -26,6 +26,8 @@ _VERBS = {
     "route": ("headway.cli.route:route", "Explain where one prompt would go on the live pool, and why."),
     "engine": ("headway.cli.engine:engine", "Run one simulated OpenAI-compatible engine."),
     "calibrate": ("headway.cli.calibrate:calibrate", "Fit step times to an engine's step log and write a profile."),
+    "collect": ("headway.cli.collect:collect", "Run prompts through every model of a pool and keep the answers."),
+    "judge": ("headway.cli.judge:app", "Give collected answers a quality, by a judge or a rule; compare judges."),
     "lab": ("headway.cli.lab:app", "Compare routing policies on simulated fleets."),
     "bench": ("headway.cli.bench:app", "Measure what the core costs, and how fast the lab simulates."),
     "version": ("headway.cli.version:version", "Print the versions of Headway, its core, Python and the platform."),

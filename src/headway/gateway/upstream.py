@@ -8,7 +8,6 @@ attempt is made is for the caller to say, who knows what the client has already 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit, urlunsplit
@@ -18,6 +17,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from headway.config import Config, InstanceConfig
+from headway.config.secrets import api_key_of
 from headway.errors import UpstreamConnectError, UpstreamError, UpstreamProtocolError
 
 #: Longest wait for a TCP or TLS connection, seconds.
@@ -59,15 +59,7 @@ def resolve_targets(config: Config) -> dict[str, UpstreamTarget]:
     """
     targets = {}
     for index, instance in enumerate(config.instances):
-        api_key = None
-        if instance.api_key is not None:
-            variable = instance.api_key.variable
-            api_key = instance.api_key.reference if variable is None else os.environ.get(variable)
-            if not api_key:
-                raise config.error(f"instances[{index}].api_key", f"the environment variable {variable} is not set")
-            if not api_key.isascii() or not api_key.isprintable():
-                raise config.error(f"instances[{index}].api_key", "holds characters that no header can carry")
-        targets[instance.id] = UpstreamTarget(instance, api_key)
+        targets[instance.id] = UpstreamTarget(instance, api_key_of(config, index))
     return targets
 
 
