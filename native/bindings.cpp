@@ -5,8 +5,10 @@
 // plain object without locks.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,13 +46,19 @@ class EngineGroup {
     }
   }
 
-  void first_tokens(Row<const int64_t> prompt_tokens, Row<double> ttft_s, Row<double> wait_s, int64_t priority) {
+  void first_tokens(Row<const int64_t> prompt_tokens, Row<double> ttft_s, Row<double> wait_s, int64_t priority,
+                    const std::optional<Row<const int64_t>>& cached_tokens) {
     const size_t n = pointers_.size();
     if (prompt_tokens.shape(0) != n || ttft_s.shape(0) != n || wait_s.shape(0) != n) {
       fail_input("prompt_tokens", "arrays must have one entry per engine (" + std::to_string(n) + ")");
     }
+    if (cached_tokens && cached_tokens->shape(0) != n) {
+      fail_input("cached_tokens", "must have one entry per engine (" + std::to_string(n) + ")");
+    }
     for (size_t i = 0; i < n; ++i) {
-      const FirstToken first = pointers_[i]->first_token_or_never(prompt_tokens.data()[i], priority);
+      const int64_t cached = cached_tokens ? cached_tokens->data()[i] : 0;
+      if (cached < 0) fail_input("cached_tokens", "must be at least 0, not " + std::to_string(cached));
+      const FirstToken first = pointers_[i]->first_token_or_never(prompt_tokens.data()[i], priority, cached);
       ttft_s.data()[i] = first.ttft_s;
       wait_s.data()[i] = first.wait_s;
     }
@@ -168,19 +176,20 @@ NB_MODULE(_core, m) {
       .def("__contains__", &ReplayedEngine::contains, "request_id"_a)
       .def("replay", [](ReplayedEngine& e, nb::handle request) { return as_replay(e.replay(request)); }, "request"_a)
       .def("first_token",
-           [](ReplayedEngine& e, nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s) {
-             return as_replay(e.first_token(prompt_tokens, priority, arrival_s));
+           [](ReplayedEngine& e, nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s,
+              nb::handle cached_tokens) {
+             return as_replay(e.first_token(prompt_tokens, priority, arrival_s, cached_tokens));
            },
-           "prompt_tokens"_a, "priority"_a = 0, "arrival_s"_a.none() = nb::none())
+           "prompt_tokens"_a, "priority"_a = 0, "arrival_s"_a.none() = nb::none(), "cached_tokens"_a = 0)
       .def("ttft_s",
-           [](ReplayedEngine& e, int64_t prompt_tokens) { return e.first_token_or_never(prompt_tokens, 0).ttft_s; },
+           [](ReplayedEngine& e, int64_t prompt_tokens) { return e.first_token_or_never(prompt_tokens, 0, 0).ttft_s; },
            "prompt_tokens"_a);
 
   nb::class_<EngineGroup>(m, "EngineGroup")
       .def(nb::init<nb::list>(), "engines"_a)
       // Arrays are filled in place: a converted copy would be filled and thrown away.
       .def("first_tokens", &EngineGroup::first_tokens, "prompt_tokens"_a.noconvert(), "ttft_s"_a.noconvert(),
-           "wait_s"_a.noconvert(), "priority"_a = 0);
+           "wait_s"_a.noconvert(), "priority"_a = 0, "cached_tokens"_a.noconvert().none() = nb::none());
 
   nb::class_<headway::LengthRule>(m, "LengthRule")
       .def(nb::new_(&length_rule), "kind"_a, nb::kw_only(), "edges"_a = nb::make_tuple(), "lengths"_a = nb::make_tuple())

@@ -103,13 +103,14 @@ FirstToken Engine::first_token(RequestInput newcomer) {
   const int64_t prompt = newcomer.prompt;
   if (!open_.known) find_open_step();
   if (open_.never) return {kNever, kNever, 0};
+  const int64_t cached = scheduler_.cache_hit(newcomer.cached, prompt);
   const int64_t chunk =
-      scheduler_.admission(prompt, 0, 0, open_.budget, open_.free, open_.num_running, open_.num_present).tokens;
+      scheduler_.admission(prompt, cached, 0, open_.budget, open_.free, open_.num_running, open_.num_present).tokens;
   const double wait_s = residual_s_ + since(open_.before);
   Features with_newcomer = open_.residents;
-  with_newcomer.add_chunk(chunk, 0, false);
+  with_newcomer.add_chunk(chunk, cached, false);
   with_newcomer.close_batches(1, step_time_.knee);
-  if (chunk == prompt) return {wait_s + step_time_.seconds(with_newcomer), wait_s, open_.step + 1 - num_steps_};
+  if (cached + chunk == prompt) return {wait_s + step_time_.seconds(with_newcomer), wait_s, open_.step + 1 - num_steps_};
 
   // It needs further steps: go on from the open step with the newcomer in its place.
   Scheduler scheduler(open_.ahead ? *open_.ahead : scheduler_);
@@ -120,7 +121,7 @@ FirstToken Engine::first_token(RequestInput newcomer) {
     if (open_.is_past) total += open_.residents;
     return replay_newcomer(scheduler, slot, open_.step + (open_.is_past ? 1 : 0), total, kNever);
   }
-  newcomer.computed = chunk;
+  newcomer.computed = cached + chunk;
   const int32_t slot = scheduler.place_running(newcomer);
   Features total = open_.before;
   total += with_newcomer;
@@ -226,18 +227,19 @@ void Engine::append_to_open_step(const RequestInput& input) {
     seek_open_step(open_.step, open_.before);
     return;
   }
+  const int64_t cached = scheduler_.cache_hit(input.cached, input.prompt);
   const auto [chunk, blocks] =
-      scheduler_.admission(input.prompt, 0, 0, open_.budget, open_.free, open_.num_running, open_.num_present);
+      scheduler_.admission(input.prompt, cached, 0, open_.budget, open_.free, open_.num_running, open_.num_present);
   if (chunk == 0) {
     ahead.submit(input);
   } else {
     RequestInput admitted = input;
-    admitted.computed = chunk;
-    admitted.output = chunk == input.prompt ? 1 : 0;
+    admitted.computed = cached + chunk;
+    admitted.output = admitted.computed == input.prompt ? 1 : 0;
     const bool ends_at_once = admitted.output == 1 && (input.target_output == 1 || input.max_tokens == 1 ||
                                                        input.prompt + 1 >= scheduler_.limits().max_model_len);
     if (!ends_at_once) ahead.place_running(admitted);
-    open_.residents.add_chunk(chunk, 0, false);
+    open_.residents.add_chunk(chunk, cached, false);
     open_.residents.close_batches(1, step_time_.knee);
     open_.budget -= chunk;
     open_.free -= blocks;

@@ -95,21 +95,22 @@ class ReplayedEngine {
     return engine_->first_token(newcomer);
   }
 
-  FirstToken first_token(nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s) {
-    RequestInput r = newcomer(as_count(prompt_tokens, "prompt_tokens", 1), as_count(priority, "priority", -kMaxCount));
+  FirstToken first_token(nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s, nb::handle cached_tokens) {
+    RequestInput r = newcomer(as_count(prompt_tokens, "prompt_tokens", 1), as_count(priority, "priority", -kMaxCount),
+                              as_count(cached_tokens, "cached_tokens", 0));
     r.arrival = as_arrival(arrival_s);
     check_prompt(limits(), r.prompt);
     return engine_->first_token(r);
   }
 
   // As first_token, but infinite instead of an error where the prompt cannot run here.
-  FirstToken first_token_or_never(int64_t prompt_tokens, int64_t priority) {
+  FirstToken first_token_or_never(int64_t prompt_tokens, int64_t priority, int64_t cached_tokens) {
     const Limits& l = limits();
     if (prompt_tokens < 1 || prompt_tokens > l.max_model_len - 1 ||
         scheduler().blocks_for(prompt_tokens) > l.num_blocks - 1) {
       return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), 0};
     }
-    return engine_->first_token(newcomer(prompt_tokens, priority));
+    return engine_->first_token(newcomer(prompt_tokens, priority, cached_tokens));
   }
 
   nb::list requests(const headway::List& list) const {
@@ -123,7 +124,7 @@ class ReplayedEngine {
                       "max_tokens"_a = r.max_tokens == 0 ? nb::object(nb::none()) : nb::int_(r.max_tokens),
                       "priority"_a = r.priority,
                       "arrival_s"_a = std::isfinite(r.arrival) ? nb::object(nb::float_(r.arrival)) : nb::none(),
-                      "num_blocks"_a = s.blocks(slot)));
+                      "num_blocks"_a = s.blocks(slot), "cached_tokens"_a = r.cached));
     }
     return out;
   }
@@ -186,10 +187,11 @@ class ReplayedEngine {
     }
   }
 
-  static RequestInput newcomer(int64_t prompt_tokens, int64_t priority) {
+  static RequestInput newcomer(int64_t prompt_tokens, int64_t priority, int64_t cached_tokens) {
     RequestInput r;
     r.prompt = prompt_tokens;
     r.priority = priority;
+    r.cached = cached_tokens;
     r.arrival = std::numeric_limits<double>::quiet_NaN();
     return r;
   }

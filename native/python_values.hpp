@@ -74,6 +74,8 @@ inline Limits limits_from(nb::handle limits) {
   l.chunked_prefill = nb::cast<bool>(limits.attr("chunked_prefill"));
   l.priority_policy = nb::cast<std::string>(limits.attr("policy")) == "priority";
   l.reserve_full_isl = nb::cast<bool>(limits.attr("reserve_full_isl"));
+  l.prefix_caching = nb::cast<bool>(limits.attr("prefix_caching"));
+  if (nb::cast<bool>(limits.attr("async_scheduling"))) fail_input("async_scheduling", "cannot be replayed yet");
   // kv_cache_manager.py @0.32.0: watermark_blocks = int(watermark * num_blocks)
   l.watermark_blocks =
       static_cast<int64_t>(nb::cast<double>(limits.attr("watermark")) * static_cast<double>(l.num_blocks));
@@ -92,11 +94,12 @@ inline StepTime step_time_from(nb::handle step_time) {
 
 // Attribute names, interned once: requests cross by the hundred.
 struct RequestNames {
-  nb::object id, prompt, computed, output, target, max_tokens, priority, arrival, num_blocks;
+  nb::object id, prompt, computed, output, target, max_tokens, priority, arrival, num_blocks, cached;
   RequestNames()
       : id(intern("request_id")), prompt(intern("prompt_tokens")), computed(intern("computed_tokens")),
         output(intern("output_tokens")), target(intern("target_output_tokens")), max_tokens(intern("max_tokens")),
-        priority(intern("priority")), arrival(intern("arrival_s")), num_blocks(intern("num_blocks")) {}
+        priority(intern("priority")), arrival(intern("arrival_s")), num_blocks(intern("num_blocks")),
+        cached(intern("cached_tokens")) {}
   static nb::object intern(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }
 };
 
@@ -134,6 +137,7 @@ inline RequestInput request_from(nb::handle request, const Limits& limits) {
   if (nb::object value = get(request, n.max_tokens); !value.is_none()) r.max_tokens = as_count(value, "max_tokens", 1);
   if (nb::object value = get(request, n.num_blocks); !value.is_none()) r.num_blocks = as_count(value, "num_blocks", 0);
   r.arrival = as_arrival(get(request, n.arrival));
+  r.cached = as_count(get(request, n.cached), "cached_tokens", 0);
   check_prompt(limits, r.prompt);
   if (r.output > 0 && r.prompt + r.output > limits.max_model_len - 1) {
     fail_input("output_tokens", "prompt and output must stay below max_model_len (" +

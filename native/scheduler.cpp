@@ -50,6 +50,7 @@ int32_t Scheduler::new_slot(const RequestInput& input) {
   r.output = static_cast<int32_t>(input.output);
   r.target_output = static_cast<int32_t>(input.target_output);
   r.max_tokens = static_cast<int32_t>(input.max_tokens);
+  r.cached = static_cast<int32_t>(input.cached);
   // Stop rule, sched/utils.py check_stop @0.32.0: num_tokens >= max_model_len or outputs >= max_tokens.
   int64_t end = std::min(input.target_output, limits_.max_model_len - input.prompt);
   if (input.max_tokens > 0) end = std::min(end, input.max_tokens);
@@ -307,8 +308,9 @@ Workload Scheduler::workload() const {
   for (const List* list : {&running_, &waiting_}) {
     for (int32_t slot = list->first; slot >= 0; slot = request(slot).next) {
       const Request& r = request(slot);
-      const int64_t done = computed(slot);
       const int64_t given = output(slot);
+      const int64_t held = computed(slot);
+      const int64_t done = held > 0 ? held : cache_hit(r.cached, r.prompt + given);
       w.decode_tokens += std::max<int64_t>(r.end_output - given, 0);
       if (list == &running_) w.context_tokens += done;
       const int64_t rest = r.prompt + given - done;
@@ -328,7 +330,9 @@ int64_t Scheduler::remaining_prefill_tokens() const {
   int64_t total = 0;
   for (const int32_t slot : tracked_) total += request(slot).prompt + request(slot).output - request(slot).computed;
   for (int32_t slot = waiting_.first; slot >= 0; slot = request(slot).next) {
-    total += request(slot).prompt + request(slot).output - request(slot).computed;
+    const Request& r = request(slot);
+    const int64_t num_tokens = r.prompt + r.output;
+    total += num_tokens - (r.computed > 0 ? r.computed : cache_hit(r.cached, num_tokens));
   }
   return total;
 }
@@ -501,6 +505,7 @@ void Scheduler::preempt(int32_t slot) {
   Request& r = slots_[static_cast<size_t>(slot)];
   r.computed = 0;
   r.blocks = 0;
+  r.cached = 0;  // how much of it outlives the shortage is not known here
   r.scheduled_in = 0;
   r.place = Place::kWaiting;
   if (limits_.priority_policy) {
@@ -535,9 +540,11 @@ void Scheduler::admit_waiting() {
   while (budget_ > 0 && waiting_.size > 0 && running_.size < limits_.max_num_seqs) {
     const int32_t slot = waiting_.first;
     Request& r = slots_[static_cast<size_t>(slot)];
-    const Admission first =
-        admission(r.prompt + r.output, r.computed, r.blocks, budget_, free_, running_.size, num_present);
+    const int64_t num_tokens = r.prompt + r.output;
+    const int64_t computed = r.computed > 0 ? r.computed : cache_hit(r.cached, num_tokens);
+    const Admission first = admission(num_tokens, computed, r.blocks, budget_, free_, running_.size, num_present);
     if (first.tokens == 0) return;
+    r.computed = static_cast<int32_t>(computed);
     free_ -= first.blocks;
     budget_ -= first.tokens;
     r.blocks += static_cast<int32_t>(first.blocks);

@@ -6,6 +6,7 @@
 // A second engine version is a second class behind the same methods, not a flag in this one.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -24,6 +25,8 @@ struct Limits {
   bool chunked_prefill = true;
   bool priority_policy = false;
   bool reserve_full_isl = true;
+  bool async_scheduling = false;
+  bool prefix_caching = false;
   int64_t watermark_blocks = 0;
 };
 
@@ -37,6 +40,7 @@ struct RequestInput {
   int64_t priority = 0;
   double arrival = 0;  // NaN: after all present
   int64_t num_blocks = -1;
+  int64_t cached = 0;  // tokens to be found in the prefix cache when it is first scheduled
 };
 
 // A scheduled chunk of a token batch.
@@ -87,6 +91,7 @@ struct Request {
   uint64_t scheduled_in = 0;  // number of the last step that scheduled it (itemised steps only)
   int32_t target_output = 0;
   int32_t max_tokens = 0;
+  int32_t cached = 0;  // tokens found in the prefix cache once it is admitted
 };
 
 struct List {
@@ -169,6 +174,11 @@ class Scheduler {
     // 32-bit division: token counts fit (checked where they come in), and it costs a third.
     return static_cast<int64_t>((static_cast<uint32_t>(tokens) + static_cast<uint32_t>(limits_.block_size) - 1) /
                                 static_cast<uint32_t>(limits_.block_size));
+  }
+  // What a prefix cache holding `cached` tokens of a request saves it: full blocks, and never its last token.
+  int64_t cache_hit(int64_t cached, int64_t num_tokens) const {
+    if (!limits_.prefix_caching || cached == 0) return 0;
+    return std::min(cached, num_tokens - 1) / limits_.block_size * limits_.block_size;
   }
   // The admission rule for the head of the queue: its first chunk, of 0 tokens if it has to wait.
   Admission admission(int64_t num_tokens, int64_t computed, int64_t held, int64_t budget, int64_t free,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 from msgspec import Struct
 
 from headway.types import EngineLimits, EngineRequest, EngineState, SchedulingPolicy, StepTime
@@ -38,6 +39,14 @@ class Case(Struct, frozen=True):
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
+
+
+def cache_hit(request: EngineRequest, limits: EngineLimits) -> int:
+    """Tokens that a waiting request finds in the prefix cache: full blocks, and never its last token."""
+    if not limits.prefix_caching:
+        return 0
+    known = request.prompt_tokens + request.output_tokens
+    return min(request.cached_tokens, known - 1) // limits.block_size * limits.block_size
 
 
 def random_step_time(rng: random.Random) -> StepTime:
@@ -158,7 +167,26 @@ def random_case(seed: int, *, policy: SchedulingPolicy | None = None, ties: bool
         free_blocks = rng.randint(0, limits.num_blocks - 1 - held)
     residual_s = rng.choice([0.0, 0.0, rng.uniform(0.0, 0.05)])
     state = EngineState(limits=limits, running=running, waiting=waiting, residual_s=residual_s, free_blocks=free_blocks)
-    return Case(seed, state, newcomer, random_step_time(rng))
+    return with_cached_tokens(Case(seed, state, newcomer, random_step_time(rng)))
+
+
+def with_cached_tokens(case: Case) -> Case:
+    """The case, two times in five on an engine with a prefix cache that holds parts of the waiting and the newcomer."""
+    rng = random.Random(f"cached {case.seed}")
+    if rng.random() < 0.6:
+        return case
+
+    def part_of(request: EngineRequest) -> EngineRequest:
+        tokens = request.prompt_tokens + request.output_tokens
+        cached = rng.choice([0, 1, tokens // 2, tokens - 1, tokens, rng.randint(0, 2 * tokens)])
+        return msgspec.structs.replace(request, cached_tokens=cached)
+
+    state = msgspec.structs.replace(
+        case.state,
+        limits=msgspec.structs.replace(case.state.limits, prefix_caching=True),
+        waiting=[part_of(request) for request in case.state.waiting],
+    )
+    return msgspec.structs.replace(case, state=state, newcomer=part_of(case.newcomer))
 
 
 def random_server_case(seed: int) -> Case:

@@ -29,6 +29,7 @@ class Resident:
     last_output: int
     blocks: int
     key: tuple[int, float, int]
+    cached: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +110,7 @@ class ReferenceEngine:
             min(last, request.target_output_tokens),
             held,
             (request.priority, arrival_s, self.num_submitted),
+            request.cached_tokens,
         )
 
     def _enqueue(self, resident: Resident) -> None:
@@ -135,7 +137,7 @@ class ReferenceEngine:
         """Recompute preemption: every block freed, outputs kept, back to the front (fcfs) or by key (priority)."""
         victim = self.running.pop(index)
         self.free_blocks += victim.blocks
-        victim.blocks = victim.computed = 0
+        victim.blocks = victim.computed = victim.cached = 0
         if self.limits.policy == "fcfs":
             self.waiting.insert(0, victim)
         else:
@@ -166,19 +168,27 @@ class ReferenceEngine:
             index += 1
         return budget, preempted
 
+    def _cache_hit(self, resident: Resident) -> int:
+        """Tokens of a waiting request that the prefix cache holds: full blocks, and never the last token."""
+        if not self.limits.prefix_caching:
+            return 0
+        return min(resident.cached, resident.num_tokens - 1) // self.limits.block_size * self.limits.block_size
+
     def _schedule_waiting(self, batch: dict[Resident, int], budget: int, threshold: int) -> None:
         limits = self.limits
         while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
             resident = self.waiting[0]
-            num_tokens = min(resident.want, threshold)
+            computed = resident.computed or self._cache_hit(resident)
+            num_tokens = min(resident.num_tokens - computed, threshold)
             if num_tokens > budget and not limits.chunked_prefill:
                 return
             num_tokens = min(num_tokens, budget)
-            must_fit = resident.num_tokens if limits.reserve_full_isl else resident.computed + num_tokens
+            must_fit = resident.num_tokens if limits.reserve_full_isl else computed + num_tokens
             watermark = int(limits.watermark * limits.num_blocks) if self.running else 0
             if self._missing_blocks(resident, must_fit) + watermark > self.free_blocks:
                 return
-            self._take_blocks(resident, resident.computed + num_tokens)
+            resident.computed = computed
+            self._take_blocks(resident, computed + num_tokens)
             self.running.append(self.waiting.pop(0))
             batch[resident] = num_tokens
             budget -= num_tokens

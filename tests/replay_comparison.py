@@ -32,7 +32,7 @@ def same_replay(native: Replay, expected: tuple[float, float, int]) -> bool:
 def first_token(engine: ReplayedEngine, case: Case) -> Replay:
     """The native answer for the newcomer of a case."""
     newcomer = case.newcomer
-    return engine.first_token(newcomer.prompt_tokens, newcomer.priority, newcomer.arrival_s)
+    return engine.first_token(newcomer.prompt_tokens, newcomer.priority, newcomer.arrival_s, newcomer.cached_tokens)
 
 
 def replay_difference(case: Case, expected: tuple[float, float, int]) -> str | None:

@@ -90,8 +90,11 @@ class ReplayedEngine:
     def __contains__(self, request_id: str) -> bool: ...
     def replay(self, request: EngineRequest) -> Replay:
         """Replay this newcomer without submitting it."""
-    def first_token(self, prompt_tokens: int, priority: int = 0, arrival_s: float | None = None) -> Replay:
-        """Replay a newcomer of this many prompt tokens. Cached until the state changes (FCFS)."""
+    def first_token(
+        self, prompt_tokens: int, priority: int = 0, arrival_s: float | None = None, cached_tokens: int = 0
+    ) -> Replay:
+        """Replay a newcomer of this many prompt tokens, ``cached_tokens`` of which the engine's prefix cache holds
+        (see :class:`headway.types.EngineRequest`). Cached until the state changes (FCFS)."""
     def ttft_s(self, prompt_tokens: int) -> float:
         """``first_token(prompt_tokens).ttft_s`` without a result object; infinite where the prompt can never run."""
 
@@ -105,8 +108,10 @@ class EngineGroup:
         ttft_s: NDArray[np.float64],
         wait_s: NDArray[np.float64],
         priority: int = 0,
+        cached_tokens: NDArray[np.int64] | None = None,
     ) -> None:
-        """Fill ``ttft_s`` and ``wait_s`` (one entry per engine; +inf where it cannot run)."""
+        """Fill ``ttft_s`` and ``wait_s`` (one entry per engine; +inf where it cannot run). ``cached_tokens``, one entry
+        per engine too, is what its prefix cache holds of the newcomer; engines without a prefix cache ignore theirs."""
 
 class LengthRule:
     """How long a resident's answer is expected to become, given its prediction and what is there already.

@@ -69,7 +69,8 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     """The engine settings that shape token batches. vLLM's names, but for these:
 
     ``chunked_prefill`` is ``enable_chunked_prefill``, ``policy`` is the scheduling ``policy``, ``reserve_full_isl`` is
-    ``scheduler_reserve_full_isl``, ``num_blocks`` is ``num_gpu_blocks`` (the null block included).
+    ``scheduler_reserve_full_isl``, ``num_blocks`` is ``num_gpu_blocks`` (the null block included), ``prefix_caching``
+    is ``enable_prefix_caching``.
 
     Raises:
         EngineInputError: a limit that no engine accepts; ``.field`` names it.
@@ -85,6 +86,8 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
     policy: SchedulingPolicy = "fcfs"
     watermark: float = 0.0
     reserve_full_isl: bool = True
+    async_scheduling: bool = False
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         for field in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size"):
@@ -94,7 +97,7 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
         _require_finite("watermark", self.watermark)
         if self.watermark >= 1.0:
             raise EngineInputError("watermark", f"must be below 1, not {self.watermark!r}")
-        for field in ("chunked_prefill", "reserve_full_isl"):
+        for field in ("chunked_prefill", "reserve_full_isl", "async_scheduling", "prefix_caching"):
             if type(getattr(self, field)) is not bool:
                 raise EngineInputError(field, f"must be true or false, not {getattr(self, field)!r}")
         if self.policy not in ("fcfs", "priority"):
@@ -158,6 +161,11 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     ``num_blocks`` None means ceil(computed/block_size). Lower ``priority`` is sooner; ``arrival_s`` is no future
     time, it only orders equal priorities, and None means after all present.
 
+    ``cached_tokens`` of a request not yet scheduled are to be found in the engine's prefix cache when it is: they need
+    no prefill. The engine's rule is applied to it (full blocks only, never the last token; nothing without
+    ``prefix_caching``), and the blocks count as taken from the free ones, as if nobody else held them. For a running
+    request it is what it found. A preempted one is taken to find nothing.
+
     Raises:
         EngineInputError: a negative or impossible count; ``.field`` names it.
     """
@@ -171,11 +179,13 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     priority: int = 0
     arrival_s: float | None = None
     num_blocks: int | None = None
+    cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         _require_count("prompt_tokens", self.prompt_tokens, 1)
         _require_count("computed_tokens", self.computed_tokens, 0)
         _require_count("output_tokens", self.output_tokens, 0)
+        _require_count("cached_tokens", self.cached_tokens, 0)
         _require_count("target_output_tokens", self.target_output_tokens, 1)
         if self.max_tokens is not None:
             _require_count("max_tokens", self.max_tokens, 1)
@@ -261,7 +271,8 @@ class SnapshotRequest(Struct, frozen=True, array_like=True):
     """One request inside a snapshot, as the engine holds it. ``max_tokens`` 0 means unlimited.
 
     ``scheduled_tokens`` is its share of the batch in flight, 0 when it is not part of it. The engine has already
-    added it to ``computed_tokens`` (vLLM's ``schedule`` does) but not yet appended the output.
+    added it to ``computed_tokens`` (vLLM's ``schedule`` does) but not yet appended the output. ``cached_tokens`` are
+    those that were found in the prefix cache when it was admitted; of a waiting request, those last found there.
     """
 
     request_id: str
@@ -273,6 +284,7 @@ class SnapshotRequest(Struct, frozen=True, array_like=True):
     priority: Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
     arrival_s: Finite
     scheduled_tokens: Count
+    cached_tokens: Count = 0
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):

@@ -58,8 +58,17 @@ def submit_another(engine: ReplayedEngine, case: Case, rng: random.Random, name:
     target = max(1, min(target, (limits.num_blocks - 1) * limits.block_size - prompt))
     assert blocks_for(prompt, limits.block_size) < limits.num_blocks
     priority = rng.randint(-2, 2)
-    engine.submit(EngineRequest(request_id=name, prompt_tokens=prompt, target_output_tokens=target, priority=priority))
-    return f"submit {prompt} tokens, target {target}, priority {priority}"
+    cached = rng.choice([0, prompt // 2, prompt])
+    engine.submit(
+        EngineRequest(
+            request_id=name,
+            prompt_tokens=prompt,
+            target_output_tokens=target,
+            priority=priority,
+            cached_tokens=cached,
+        )
+    )
+    return f"submit {prompt} tokens, {cached} cached, target {target}, priority {priority}"
 
 
 def change(engine: ReplayedEngine, case: Case, rng: random.Random, name: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway._core import ReplayedEngine, TokenBatch
 from headway.errors import EngineInputError
 from headway.types import EngineLimits, EngineRequest, EngineState, SchedulingPolicy, StepTime
-from random_states import Case, blocks_for, random_case
+from random_states import Case, blocks_for, cache_hit, random_case
 from reference_scheduler import reference_replay
 from replay_comparison import same_replay
 
@@ -29,7 +29,9 @@ def present(engine: ReplayedEngine) -> dict[str, EngineRequest]:
     return {request.request_id: request for request in [*engine.running, *engine.waiting]}
 
 
-def check_tokens(before: dict[str, EngineRequest], after: dict[str, EngineRequest], batch: TokenBatch) -> None:
+def check_tokens(
+    limits: EngineLimits, before: dict[str, EngineRequest], after: dict[str, EngineRequest], batch: TokenBatch
+) -> None:
     """Every token is accounted for: computed grows by the scheduled ones, and only a complete request samples."""
     for request_id, old in before.items():
         scheduled = batch.num_scheduled_tokens.get(request_id, 0)
@@ -39,6 +41,8 @@ def check_tokens(before: dict[str, EngineRequest], after: dict[str, EngineReques
             assert scheduled == 0
             continue
         computed = old.computed_tokens + scheduled
+        if scheduled and not old.computed_tokens:  # just admitted
+            computed += cache_hit(old, limits)
         complete = scheduled > 0 and computed == old.prompt_tokens + old.output_tokens
         assert computed <= old.prompt_tokens + old.output_tokens
         assert (request_id in batch.first_tokens) == (complete and old.output_tokens == 0)
@@ -61,7 +65,7 @@ def test_tokens_are_conserved(case: Case) -> None:
         batch = engine.step()
         after = present(engine)
         assert set(after) == set(before) - set(batch.finished)
-        check_tokens(before, after, batch)
+        check_tokens(case.state.limits, before, after, batch)
 
 
 @FEW

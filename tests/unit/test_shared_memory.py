@@ -177,9 +177,9 @@ def test_bytes_of_another_wire_version_are_reported_once(segment: str, monkeypat
     """A newer engine is named as such on the first poll that sees it; the next write is looked at afresh."""
     writer, reader = SharedMemoryWriter(segment), SharedMemoryReader(segment)
     with monkeypatch.context() as newer:
-        newer.setattr(wire, "WIRE_VERSION", 2)
+        newer.setattr(wire, "WIRE_VERSION", 9)
         writer.publish(snapshot(1))
-    with pytest.raises(SnapshotVersionError, match="wire version 2"):
+    with pytest.raises(SnapshotVersionError, match="wire version 9"):
         reader.poll()
     assert reader.poll() is None
     writer.publish(snapshot(2))

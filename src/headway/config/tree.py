@@ -97,6 +97,8 @@ class LimitOverrides(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: SchedulingPolicy | None = None
     watermark: Annotated[float, Meta(ge=0, lt=1)] | None = None
     reserve_full_isl: bool | None = None
+    async_scheduling: bool | None = None
+    prefix_caching: bool | None = None
 
 
 class SnapshotSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

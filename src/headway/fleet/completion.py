@@ -87,6 +87,7 @@ def _resident(
         priority=r.priority,
         arrival_s=r.arrival_s,
         num_blocks=r.num_blocks,
+        cached_tokens=r.cached_tokens,
     )
 
 
