@@ -10,6 +10,7 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 from msgspec import Struct
@@ -34,20 +35,28 @@ class DecisionStore:
     """Decisions by id, the newest ``MAX_DECISIONS`` of them."""
 
     def __init__(self, capacity: int = MAX_DECISIONS) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
+        self.num_added = 0
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
 
     def add(self, request_id: str, attempt: int, decision: Decision) -> DecisionRecord:
         """Keep a decision under a new id."""
         record = DecisionRecord(id=secrets.token_hex(8), request_id=request_id, attempt=attempt, decision=decision)
         self._records[record.id] = record
-        if len(self._records) > self._capacity:
+        self.num_added += 1
+        if len(self._records) > self.capacity:
             self._records.popitem(last=False)
         return record
 
     def get(self, decision_id: str) -> DecisionRecord | None:
         """The record of a decision, None when it is unknown or too old."""
         return self._records.get(decision_id)
+
+    def since(self, num_seen: int) -> list[DecisionRecord]:
+        """The records added after the first ``num_seen`` ever, as far as they are kept; oldest first."""
+        num_new = min(self.num_added - num_seen, len(self._records))
+        newest = list(islice(reversed(self._records.values()), max(num_new, 0)))
+        return newest[::-1]
 
     def __len__(self) -> int:
         return len(self._records)
