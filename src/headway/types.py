@@ -292,7 +292,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     ``sequence`` rises by one per snapshot of one engine start; ``engine_start`` tells restarts apart. ``engine_s`` is
     the monotonic time of publication, ``batch_start_s`` that of the batch in flight (None when idle). A snapshot with
-    ``scheduled_tokens`` all 0 shows the engine between steps.
+    ``scheduled_tokens`` all 0 shows the engine between steps. ``unchecked`` names, in words, what the engine runs that
+    the replay was not held against: its version, or a feature that no rule covers.
     """
 
     instance_id: str
@@ -305,6 +306,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     waiting: list[SnapshotRequest]
     free_blocks: Count
     batch_start_s: Finite | None = None
+    unchecked: list[str] = []
 
 
 class Query(Struct, frozen=True, kw_only=True):

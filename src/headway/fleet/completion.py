@@ -106,14 +106,17 @@ def _ledger_id(engine_id: str, *ledgers: Container[str]) -> str | None:
 
 
 def mismatch(instance: Instance, snapshot: Snapshot) -> str | None:
-    """What the snapshot says of the engine that the configuration does not, in words."""
+    """What the snapshot says of the engine that the configuration, or the replay, does not; in words."""
+    found = []
     if instance.limits is not None and instance.limits != snapshot.limits:
         differing = [
             name
             for name in snapshot.limits.__struct_fields__
             if getattr(snapshot.limits, name) != getattr(instance.limits, name)
         ]
-        return f"the engine's limits differ from the configured ones: {', '.join(differing)}"
+        found.append(f"the engine's limits differ from the configured ones: {', '.join(differing)}")
     if not f"{snapshot.engine_version}.".startswith(f"{instance.engine}."):  # vllm-0.32 covers vllm-0.32.0
-        return f"the engine is {snapshot.engine_version}, the configuration says {instance.engine}"
-    return None
+        found.append(f"the engine is {snapshot.engine_version}, the configuration says {instance.engine}")
+    if snapshot.unchecked:
+        found.append(f"the replay was never checked on {', '.join(snapshot.unchecked)}")
+    return "; ".join(found) or None

@@ -30,7 +30,11 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 def encode(snapshot: Snapshot) -> bytes:
     """The snapshot as bytes of the present wire version."""
-    body = _encoder.encode(snapshot)
+    return framed(_encoder.encode(snapshot))
+
+
+def framed(body: bytes) -> bytes:
+    """The bytes of a snapshot whose msgpack ``body`` was made by an engine that encodes only what changed."""
     return _HEADER.pack(MAGIC, WIRE_VERSION, zlib.crc32(body)) + body
 
 

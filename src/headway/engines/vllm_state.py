@@ -1,0 +1,262 @@
+"""vLLM's scheduler as a snapshot: what is read of it, and the bytes that come of that.
+
+What a step can change is read anew for every running request, column by column, which is how Python does it fastest;
+the waiting, of which most stay as they are, are encoded again only when one of them came, went or changed. What is read
+is vLLM's own state, never a copy that could drift: nothing here decides, counts along or guesses. A version or feature
+that the replay was not held against is named in every snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headway.snapshot import wire
+from headway.types import MAX_COUNT, EngineLimits
+
+#: vLLM versions whose scheduler the replay was compared with, step by step (``make conformance``).
+CHECKED_VERSIONS: Final = ("0.32.0",)
+
+#: A request's row: the fields of :class:`headway.types.SnapshotRequest` in their order.
+Row = Sequence[Any]
+_COMPUTED, _OUTPUT, _BLOCKS, _PRIORITY, _ARRIVAL, _CACHED = 2, 3, 4, 6, 7, 9
+_FIXED = (0, 1, 5, _PRIORITY, _ARRIVAL, _CACHED)  # of a running request: id, prompt, max_tokens, priority, arrival, …
+
+_computed_tokens = attrgetter("num_computed_tokens")
+_output_tokens = attrgetter("num_output_tokens")
+_priority_order = itemgetter(_PRIORITY, _ARRIVAL, 0)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class VllmRequest(Protocol):
+    """What is read of vLLM's ``Request``. ``headway_row`` is ours: how the request is shown while it waits, hung on it so
+    that it goes when the request goes."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_output_placeholders: int
+    is_prefill_chunk: bool
+    max_tokens: int
+    priority: int
+    arrival_time: float
+    block_hashes: list[bytes]
+    headway_row: list[Any]
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+
+
+class NewRequestData(Protocol):
+    """A request as it was admitted, with the tokens it had from the prefix cache."""
+
+    req_id: str
+    num_computed_tokens: int
+
+
+class CachedRequestData(Protocol):
+    """Requests scheduled again; those resumed after a preemption are named apart."""
+
+    req_ids: list[str]
+    resumed_req_ids: set[str]
+    num_computed_tokens: list[int]
+
+
+class VllmSchedulerOutput(Protocol):
+    """What is read of vLLM's ``SchedulerOutput``."""
+
+    num_scheduled_tokens: dict[str, int]
+    scheduled_new_reqs: Sequence[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+
+
+class VllmOutput(Protocol):
+    """What is read of vLLM's ``EngineCoreOutput``."""
+
+    request_id: str
+    new_token_ids: Sized
+    finish_reason: object
+
+
+class VllmStepOutputs(Protocol):
+    """What is read of vLLM's ``EngineCoreOutputs``."""
+
+    outputs: Sequence[VllmOutput]
+
+
+class SchedulerState:
+    """One scheduler of vLLM, read field by field.
+
+    Raises:
+        AttributeError: this vLLM keeps its state elsewhere.
+    """
+
+    def __init__(self, scheduler: Any, *, wall_offset_s: float) -> None:
+        """``wall_offset_s`` is what the wall clock is ahead of the monotonic one: arrivals are told by the former."""
+        self.scheduler = scheduler
+        self._wall_offset_s = wall_offset_s
+        manager = scheduler.kv_cache_manager
+        self._caches = manager.enable_caching
+        self._lookup = manager.coordinator.find_longest_cache_hit
+        self._can_look_up = manager.prefix_cache_lookup_enabled
+        self._free_blocks = manager.block_pool.get_num_free_blocks
+        self._block_tables = [group.req_to_blocks for group in manager.coordinator.single_type_managers]
+        self._by_priority = scheduler.policy.value == "priority"
+        self.block_size = int(scheduler.block_size)
+        self._next_lookup = 0
+        self._running_requests: list[VllmRequest] = []
+        self._fixed_columns: list[list[Any]] = [[] for _ in _FIXED]
+        self._waiting_requests: list[VllmRequest] = []
+        self._waiting_changed = True
+        self._waiting = Raw(_encode([]))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds."""
+        return int(self._free_blocks())
+
+    def arrival_s(self, request: VllmRequest) -> float:
+        """When a request came to the server, monotonic seconds."""
+        return request.arrival_time - self._wall_offset_s
+
+    def request(self, request_id: str) -> VllmRequest:
+        """A request that is in the engine. Raises KeyError."""
+        found: VllmRequest = self.scheduler.requests[request_id]
+        return found
+
+    def admitted(self, output: VllmSchedulerOutput) -> list[tuple[str, int]]:
+        """(request id, tokens) of the requests admitted by this batch that were found in the prefix cache."""
+        found = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        again = output.scheduled_cached_reqs
+        if again.resumed_req_ids:
+            counts = zip(again.req_ids, again.num_computed_tokens, strict=True)
+            found += [(name, tokens) for name, tokens in counts if name in again.resumed_req_ids]
+        for request_id, tokens in found:
+            self._row(self.request(request_id))[_CACHED] = tokens
+        return [(request_id, tokens) for request_id, tokens in found if tokens]
+
+    def preempted(self, request: VllmRequest) -> None:
+        """Note that a request lost its blocks and waits again."""
+        row = self._row(request)
+        row[_COMPUTED], row[_OUTPUT], row[_BLOCKS] = 0, request.num_output_tokens, 0
+        self._waiting_changed = True
+
+    def running(self, scheduled: Mapping[str, int]) -> list[Row]:
+        """The running requests in admission order; ``scheduled`` are the tokens of the batch in flight by request."""
+        requests: list[VllmRequest] = self.scheduler.running
+        if requests != self._running_requests:
+            rows = [self._row(request) for request in requests]
+            self._fixed_columns = [[row[place] for row in rows] for place in _FIXED]
+            self._running_requests = list(requests)
+        ids, prompts, max_tokens, priorities, arrivals, cached = self._fixed_columns
+        computed, outputs = map(_computed_tokens, requests), map(_output_tokens, requests)
+        blocks, shares = self._num_blocks(ids), map(scheduled.get, ids, repeat(0))
+        columns = (ids, prompts, computed, outputs, blocks, max_tokens, priorities, arrivals, shares, cached)
+        return list(zip(*columns, strict=True))
+
+    def waiting(self) -> Raw:
+        """The waiting requests in the order in which they would be admitted, encoded."""
+        scheduler = self.scheduler
+        # Those that hold blocks (loaded from elsewhere, or between two turns) are always served first.
+        ahead = list(scheduler.kv_holding_waiting)
+        queue = scheduler.waiting._heap if self._by_priority else scheduler.waiting
+        requests: list[VllmRequest] = [*ahead, *queue]
+        if self._caches and requests:
+            self._look_up(requests)
+        if self._waiting_changed or requests != self._waiting_requests:
+            rows = [self._row(request) for request in requests]
+            if self._by_priority:
+                rows[len(ahead) :] = sorted(rows[len(ahead) :], key=_priority_order)
+            self._waiting = Raw(_encode(rows))
+            self._waiting_requests, self._waiting_changed = requests, False
+        return self._waiting
+
+    def _num_blocks(self, ids: Iterable[str]) -> Iterable[int]:
+        tables = self._block_tables
+        if len(tables) == 1:
+            return map(len, map(tables[0].__getitem__, ids))
+        return map(self._num_blocks_of, ids)
+
+    def _row(self, request: VllmRequest) -> list[Any]:
+        row: list[Any] | None = getattr(request, "headway_row", None)
+        if row is None:
+            priority = max(-MAX_COUNT, min(request.priority, MAX_COUNT))
+            row = [request.request_id, request.num_prompt_tokens, request.num_computed_tokens]
+            row += [request.num_output_tokens, self._num_blocks_of(request.request_id), request.max_tokens, priority]
+            row += [self.arrival_s(request), 0, self._cached_tokens(request)]
+            request.headway_row = row
+        return row
+
+    def _num_blocks_of(self, request_id: str) -> int:
+        return sum(len(table.get(request_id, ())) for table in self._block_tables)
+
+    def _look_up(self, requests: Sequence[VllmRequest]) -> None:
+        """Look again what the prefix cache has of the first in the queue, and of one other, each time the next."""
+        self._next_lookup = (self._next_lookup + 1) % len(requests)
+        for request in {requests[0], requests[self._next_lookup]}:
+            row, tokens = self._row(request), self._cached_tokens(request)
+            if tokens != row[_CACHED]:
+                row[_CACHED] = tokens
+                self._waiting_changed = True
+
+    def _cached_tokens(self, request: VllmRequest) -> int:
+        if not self._caches or request.num_computed_tokens or not self._can_look_up(request):
+            return 0
+        return int(self._lookup(request.block_hashes, request.num_tokens - 1)[1])
+
+
+class _Body(Struct):
+    """Field for field a :class:`headway.types.Snapshot`, parts of it encoded already."""
+
+    instance_id: str
+    engine_version: str
+    engine_start: int
+    limits: Raw
+    unchecked: Raw
+    waiting: Raw
+    sequence: int = 0
+    engine_s: float = 0.0
+    running: list[Row] = []
+    free_blocks: int = 0
+    batch_start_s: float | None = None
+
+
+class SnapshotEncoder:
+    """Makes the bytes of one engine's snapshots. ``sequence`` is that of the last one."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        *,
+        instance_id: str,
+        engine_version: str,
+        engine_start: int,
+        limits: EngineLimits,
+        unchecked: Sequence[str],
+    ) -> None:
+        self._state = state
+        self._body = _Body(
+            instance_id, engine_version, engine_start, Raw(_encode(limits)), Raw(_encode(unchecked)), state.waiting()
+        )
+
+    @property
+    def sequence(self) -> int:
+        """Sequence number of the last snapshot."""
+        return self._body.sequence
+
+    def encode(self, scheduled: Mapping[str, int], batch_start_s: float | None, engine_s: float) -> bytes:
+        """The scheduler as it stands, for any transport. Times are monotonic seconds."""
+        body, state = self._body, self._state
+        body.running = state.running(scheduled)
+        body.waiting = state.waiting()
+        body.free_blocks = state.free_blocks
+        body.batch_start_s, body.engine_s = batch_start_s, engine_s
+        body.sequence += 1
+        return wire.framed(_encode(body))
