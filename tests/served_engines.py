@@ -61,11 +61,11 @@ async def serving_engine() -> AsyncIterator[ServedEngine]:
 
 
 class EngineProcess:
-    """``headway engine`` as a process on a free port."""
+    """``headway engine`` as a process on a free port, serving ``model``."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, model: str = MODEL) -> None:
         self.segment = f"headway-test-{os.getpid()}-{uuid.uuid4().hex}"
-        command = [sys.executable, "-m", "headway", "engine", "--profile", "h100-qwen3-8b", "--model", MODEL]
+        command = [sys.executable, "-m", "headway", "engine", "--profile", "h100-qwen3-8b", "--model", model]
         command += ["--port", "0", "--shared-memory", self.segment, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
