@@ -11,8 +11,10 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+import aiohttp
+
 from headway.config import Config
-from headway.testing import FakeUpstream, pool
+from headway.testing import FakeUpstream, RunningGateway, pool
 
 CHAT = "/v1/chat/completions"
 
@@ -37,6 +39,25 @@ async def until(condition: Callable[[], object], *, within_s: float = 5.0) -> No
     while not condition():
         assert time.monotonic() < expires_s, "the awaited state did not come"
         await asyncio.sleep(0.002)
+
+
+async def post(session: aiohttp.ClientSession, gateway: RunningGateway, name: str = "", **body: object) -> int:
+    """Send a chat request, under its own ``name`` if that is given; its status."""
+    headers = {"x-request-id": name} if name else {}
+    async with session.post(gateway.url + CHAT, json=chat(**body), headers=headers) as response:  # type: ignore[arg-type]
+        await response.read()
+        return response.status
+
+
+def names(upstream: FakeUpstream) -> list[str]:
+    """The request ids that reached an upstream, in order."""
+    return [received.headers["x-request-id"] for received in upstream.requests]
+
+
+async def metrics(session: aiohttp.ClientSession, gateway: RunningGateway) -> str:
+    """The gateway's metrics as text."""
+    async with session.get(gateway.url + "/metrics") as response:
+        return await response.text()
 
 
 class RawClient:

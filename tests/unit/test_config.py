@@ -102,7 +102,6 @@ def test_complaints_name_path_line_and_key(old: str, new: str, key: str, line: i
         ("server:", "shadow: {policy: shortest_queue, sample: 0.1}\nserver:", "shadow"),
         ("server:", "keys: {file: keys.yaml}\nserver:", "keys"),
         ("{name: hosted-large}", "{name: hosted-large, tokenizer: t.json}", "models[1].tokenizer"),
-        ("on_infeasible: best_effort", "on_infeasible: queue", "routing.on_infeasible"),
         ("predictor: prior", "predictor: learned", "routing.predictor"),
     ],
 )
@@ -242,3 +241,20 @@ def test_unreadable_files_are_complaints(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.yaml", tmp_path, tmp_path / "latin.yaml"):
         with pytest.raises(ConfigError, match=str(path)):
             load_config(path)
+
+
+def test_the_queue_is_configured() -> None:
+    """``on_infeasible: queue`` and the queue's bounds are read; a policy that holds anyway takes no ``reject``."""
+    text = POOL.replace("on_infeasible: best_effort", "on_infeasible: queue") + (
+        "queue: {max_length: 10, max_wait_s: 2.5, on_timeout: best_effort}\n"
+    )
+    config = parse_config(text)
+    assert (config.routing.on_infeasible, config.queue.max_length, config.queue.max_wait_s) == ("queue", 10, 2.5)
+    assert config.queue.on_timeout == "best_effort"
+    refused = complaint(
+        POOL.replace("policy: bear", "policy: central_fcfs").replace(
+            "on_infeasible: best_effort", "on_infeasible: reject"
+        )
+    )
+    assert refused.key == "routing.on_infeasible"
+    assert "queue.on_timeout" in str(refused)

@@ -14,7 +14,17 @@ import msgspec
 from msgspec import Struct
 
 from headway.config.nodes import NodeReader, did_you_mean, read_text
-from headway.config.tree import Alias, Config, InstanceConfig, ModelConfig, Resilience, Routing, Secret, ServerConfig
+from headway.config.tree import (
+    Alias,
+    Config,
+    InstanceConfig,
+    ModelConfig,
+    QueueConfig,
+    Resilience,
+    Routing,
+    Secret,
+    ServerConfig,
+)
 from headway.policy.registry import POLICIES
 from headway.predict.tasks import TASK_TYPES
 
@@ -26,6 +36,7 @@ class _Document(Struct, frozen=True, kw_only=True):
     instances: list[InstanceConfig]
     aliases: dict[str, Alias] = {}
     routing: Routing = Routing()
+    queue: QueueConfig = QueueConfig()
     resilience: Resilience = Resilience()
     server: ServerConfig = ServerConfig()
 
@@ -52,6 +63,7 @@ def parse_config(text: str, *, path: str = "<text>") -> Config:
         instances=document.instances,
         aliases={"auto": Alias(candidates="all"), **document.aliases},
         routing=document.routing,
+        queue=document.queue,
         resilience=document.resilience,
         server=document.server,
         path=path,
@@ -159,4 +171,9 @@ def _check_routing(config: Config) -> None:
         raise config.error(
             "routing.policy",
             f"unknown policy {config.routing.policy!r}{did_you_mean(config.routing.policy, sorted(POLICIES))}",
+        )
+    if POLICIES[config.routing.policy].holds and config.routing.on_infeasible == "reject":
+        raise config.error(
+            "routing.on_infeasible",
+            f"policy {config.routing.policy} holds queries; queue.on_timeout says what becomes of those held too long",
         )

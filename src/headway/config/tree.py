@@ -31,7 +31,6 @@ NOT_BUILT_KEYS: dict[str, str] = {
 
 #: Values of later features, by key and value.
 NOT_BUILT_VALUES: dict[str, dict[str, str]] = {
-    "routing.on_infeasible": {"queue": "holding queries in a queue is not built yet; use best_effort or reject"},
     "routing.predictor": {"learned": "learned predictors are not built yet; use prior"},
 }
 
@@ -153,8 +152,20 @@ class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     delta_per_ms: NonNegative = 0.0
     predictor: Literal["prior"] = "prior"
     default_ttft_ms: Annotated[float, Meta(gt=0)] | None = None
-    on_infeasible: Literal["best_effort", "reject"] = "best_effort"
+    on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort"
     fallback: Literal["least_ttft", "least_work"] | None = None
+
+
+class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The central queue of policies that hold queries, and of ``on_infeasible: queue``.
+
+    ``max_length`` counts requests. One that was not released within ``max_wait_s`` (and the deadline) is refused with a
+    429, or sent to the best instance there is.
+    """
+
+    max_length: Count = 1024
+    max_wait_s: Seconds = 30.0
+    on_timeout: Literal["reject", "best_effort"] = "reject"
 
 
 class Resilience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,6 +203,7 @@ class Config(Struct, frozen=True, kw_only=True):
     instances: list[InstanceConfig]
     aliases: dict[str, Alias] = {}
     routing: Routing = Routing()
+    queue: QueueConfig = QueueConfig()
     resilience: Resilience = Resilience()
     server: ServerConfig = ServerConfig()
     path: str = ""

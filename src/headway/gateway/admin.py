@@ -26,6 +26,8 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 _OWNER = "headway"
 
+#: Of a long queue so many requests are shown: each costs a look at every instance.
+MAX_LISTED = 64
 
 def cold_routes(gateway: Gateway) -> Starlette:
     """The application that serves everything but the routed endpoints."""
@@ -40,6 +42,7 @@ def cold_routes(gateway: Gateway) -> Starlette:
             Route("/instances/{id:path}/drain", routes.drain, methods=["POST"]),
             Route("/metrics", routes.metrics),
             Route("/health", routes.health),
+            Route("/queue", routes.queue),
             Route("/livez", routes.health),
             Route("/readyz", routes.ready),
             Route("/version", routes.version),
@@ -104,8 +107,11 @@ class AdminRoutes:
         return bytes(body)
 
     async def decision(self, request: Request) -> Response:
-        """A recent decision with every candidate's figures."""
-        record = self._gateway.decisions.get(request.path_params["id"])
+        """A recent decision with every candidate's figures; by a request's id, why it is still held."""
+        name = request.path_params["id"]
+        record = self._gateway.decisions.get(name)
+        if record is None:
+            record = self._gateway.queue.explain(name)
         if record is None:
             raise RequestError("no such decision, or it is too old", status=404, code="decision_not_found")
         return _json(decision_as_json(record))
@@ -114,6 +120,11 @@ class AdminRoutes:
         """Every instance as the router sees it now."""
         gateway = self._gateway
         now = gateway.clock()
+    async def queue(self, request: Request) -> Response:
+        """What is held, in the order of service, each with the reason why."""
+        queue = self._gateway.queue
+        return _json({"length": len(queue), "held": queue.listing(MAX_LISTED)})
+
         gateway.feeds.poll(now)
         gateway.fleet.age(now)
         return _json(
@@ -170,6 +181,7 @@ class AdminRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """All metrics in Prometheus text format."""
+        gateway.queue.wake()
         return Response(self._gateway.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:

@@ -34,15 +34,26 @@ _INJECTED = b'{"include_usage":true}'
 
 
 class Attempt:
-    """One call to the chosen instance on behalf of an exchange. Await :meth:`run` once."""
+    """One call to the chosen instance on behalf of an exchange. Await :meth:`run` once, or :meth:`abandon` it.
 
-    def __init__(self, exchange: Exchange, request: ClientRequest, record: DecisionRecord, number: int) -> None:
+    ``ledger_id`` is its name in the ledger and upstream where the queue has given one already.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        request: ClientRequest,
+        record: DecisionRecord,
+        number: int,
+        ledger_id: str | None = None,
+    ) -> None:
         candidate = record.decision.candidate
         assert candidate is not None
         self.exchange, self.request, self.record, self.candidate = exchange, request, record, candidate
         self.gateway = exchange.gateway
         self.target = self.gateway.targets[candidate.instance_id]
-        self.ledger_id = self._free_id(exchange.request_id, number)
+        self.ledger_id = self._free_id(exchange.request_id, number) if ledger_id is None else ledger_id
+        self.started_s: float | None = None
         self.first_token_s: float | None = None
         self.outcome: Outcome | None = None
         self._status: OutcomeStatus = "error"
@@ -75,8 +86,7 @@ class Attempt:
             UpstreamError: the answer broke after the client had seen some of it.
             ClientGoneError, ShutdownError: as the guard says.
         """
-        self.started_s = self.gateway.clock()
-        self._book()
+        self.book()
         try:
             response = await self._send()
             try:
@@ -103,6 +113,11 @@ class Attempt:
         finally:
             self._settle()
 
+    def abandon(self) -> None:
+        """Take back the booking: nothing was sent, and nothing will be."""
+        self._end("cancelled", "neutral")
+        self._settle()
+
     def _end_by_answer(self) -> None:
         """The answer is complete. One that reports an error inside its own stream is none."""
         stream, status = self.relay.stream, self.relay.status or 0
@@ -125,6 +140,7 @@ class Attempt:
             "first_byte": f"instance '{name}' sent no first byte within {self._allowed_s:g} s",
             "idle": f"instance '{name}' fell silent for {limits.idle_timeout_s:g} s",
             "deadline": f"instance '{name}' gave no answer before the deadline of {limits.deadline_s:g} s",
+            "queue": f"instance '{name}' was not asked in time",  # its timer outlived the queue by a moment
         }[reason.limit]
         error = UpstreamTimeoutError(message, instance_id=name)
         if self.exchange.started:
@@ -144,7 +160,11 @@ class Attempt:
             free = f"{request_id}.{number}"
         return free
 
-    def _book(self) -> None:
+    def book(self) -> None:
+        """Enter the request in the ledger, and let its time run; once, however often it is called."""
+        if self.started_s is not None:
+            return
+        self.started_s = self.gateway.clock()
         candidate = self.candidate
         estimate = candidate.estimate
         self.gateway.fleet.book(
@@ -161,7 +181,8 @@ class Attempt:
 
     def _settle(self) -> None:
         """Release the ledger entry by way of the outcome, once, and say what it means for the instance's health."""
-        now = self.gateway.clock()
+        now, started_s = self.gateway.clock(), self.started_s
+        assert started_s is not None, "what is settled was booked"
         usage, num_content = self.relay.usage, self.relay.num_content
         began = usage is not None or num_content > 0
         prompt_tokens = usage.prompt_tokens if usage is not None else self.candidate.prompt_tokens
@@ -171,8 +192,8 @@ class Attempt:
             query_id=self.ledger_id,
             instance_id=self.candidate.instance_id,
             status=self._status,
-            ttft_s=None if self.first_token_s is None else self.first_token_s - self.started_s,
-            total_s=now - self.started_s,
+            ttft_s=None if self.first_token_s is None else self.first_token_s - started_s,
+            total_s=now - started_s,
             prompt_tokens=prompt_tokens if began else None,
             output_tokens=output_tokens if began else None,
             cost_usd=cost_usd(card, prompt_tokens or 0, output_tokens) if began else None,
@@ -190,6 +211,7 @@ class Attempt:
         self.gateway.telemetry.attempted(self.outcome, self.candidate.model)
         if usage is not None:
             self.gateway.token_ratio.observe(self.candidate.model, self.request.num_counted_tokens, usage.prompt_tokens)
+        self.gateway.queue.wake()
 
     def _first_token(self, now: float) -> None:
         self.first_token_s = now
@@ -198,14 +220,15 @@ class Attempt:
     # ---- sending -------------------------------------------------------------------------------------------------
 
     async def _send(self) -> aiohttp.ClientResponse:
-        exchange, request = self.exchange, self.request
+        exchange, request, started_s = self.exchange, self.request, self.started_s
+        assert started_s is not None, "what is sent was booked"
         headers = upstream_headers(
             exchange.header_pairs,
             request_id=self.ledger_id,
             api_key=self.target.api_key,
             hosted=self.target.hosted,
         )
-        expires_s = self.started_s + self._allowed_s
+        expires_s = started_s + self._allowed_s
         if expires_s < exchange.deadline_s:
             exchange.guard.limit("first_byte", expires_s)
         else:

@@ -8,9 +8,12 @@ counted twice or not at all. No framework stands between: a chunk costs one ``se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import MutableMapping
 from typing import Any
+
+import msgspec
 
 from headway.errors import HeadwayError, UpstreamTimeoutError
 from headway.gateway.attempt import Attempt
@@ -27,10 +30,12 @@ from headway.gateway.errors import (
 from headway.gateway.guard import ClientGoneError, Guard, LimitPassedError, Receive, Send, ShutdownError
 from headway.gateway.headers import decision_headers
 from headway.gateway.log import event, logger
+from headway.gateway.queue import Held
 from headway.gateway.relay import AttemptFailedError
 from headway.gateway.request import ClientRequest, Endpoint, body_too_large, first_headers, parse_request, request_id
 from headway.gateway.state import Gateway, rejection_reason
 from headway.gateway.telemetry import OTHER, Served
+from headway.types import Decision
 
 Scope = MutableMapping[str, Any]  # ASGI's own scope
 
@@ -51,6 +56,7 @@ class Exchange:
         self.request_id = request_id(self.headers)
         self.guard = Guard(receive)
         self.started = False
+        self.client = ""  # the name of its key, where keys are in use
         self.deadline_s = 0.0
         self._receive, self.send = receive, send
         self._arrival_s = gateway.clock()
@@ -127,19 +133,17 @@ class Exchange:
         excluded: frozenset[str] = frozenset()
         failure: AttemptFailedError | None = None
         while self._num_attempts < attempts:
-            record = self._decide(request, excluded, failure)
-            if record is None and failure is not None and _same_again(failure):
+            attempt = await self._place(request, excluded, failure)
+            if attempt is None and failure is not None and _same_again(failure):
                 self.guard.limit("deadline", self.deadline_s)
                 await asyncio.sleep(SAME_INSTANCE_PAUSE_S)
-                record = self._decide(request, frozenset(), failure)
-            if record is None:
+                attempt = await self._place(request, frozenset(), failure)
+            if attempt is None:
                 break
-            self._num_attempts += 1
             if failure is not None:
                 self.gateway.telemetry.retried(failure.reason)
-            self._attempt = Attempt(self, request, record, self._num_attempts)
             try:
-                return await self._attempt.run()
+                return await attempt.run()
             except AttemptFailedError as failed:
                 self.received()
                 failure = failed
@@ -147,32 +151,93 @@ class Exchange:
                     logging.WARNING,
                     "attempt_failed",
                     request_id=self.request_id,
-                    instance=self._attempt.candidate.instance_id,
+                    instance=attempt.candidate.instance_id,
                     attempt=self._num_attempts,
                     error=str(failed),
                     cause=None if failed.error.__cause__ is None else repr(failed.error.__cause__),
                 )
             if not failure.retryable:
                 break
-            excluded |= {self._attempt.candidate.instance_id}
+            excluded |= {attempt.candidate.instance_id}
         assert failure is not None
         await self._give_up(failure)
 
-    def _decide(
+    async def _place(
         self, request: ClientRequest, excluded: frozenset[str], failure: AttemptFailedError | None
-    ) -> DecisionRecord | None:
-        """The next decision; None when the router refuses and an earlier attempt has failed already."""
+    ) -> Attempt | None:
+        """The next attempt; None when the router refuses and an earlier attempt has failed already."""
+        if self.gateway.router.holds:
+            return await self._hold(request, excluded, failure)
         gateway = self.gateway
         spent_s = 0.0 if failure is None else gateway.clock() - self._arrival_s
         query = gateway.query_of(request, self.request_id, self._arrival_s, spent_s=spent_s, excluded=excluded)
         record, refusal = gateway.decide(query, self.request_id, self._num_attempts + 1)
         if refusal is None:
-            self._record = record
-            return record
+            return self._begin(request, record)
+        self._refused(record, refusal, failure)
+        return None
+
+    async def _hold(
+        self, request: ClientRequest, excluded: frozenset[str], failure: AttemptFailedError | None
+    ) -> Attempt | None:
+        """As :meth:`_place`, by way of the central queue; the attempt is booked when it comes out."""
+        gateway, number, since_s = self.gateway, self._num_attempts + 1, self._arrival_s
+        spent_s = 0.0
         if failure is not None:
+            since_s = gateway.clock()
+            spent_s = since_s - self._arrival_s
+        name = gateway.free_id(self.request_id, number)
+        query = gateway.query_of(request, name, self._arrival_s, spent_s=spent_s, excluded=excluded)
+        attempt: Attempt | None = None
+
+        def take(decision: Decision) -> None:
+            nonlocal attempt
+            self._waited_s += decision.held_s or 0.0
+            attempt = self._begin(request, gateway.keep(decision, self.request_id, number), ledger_id=name)
+            attempt.book()
+
+        held = Held(query, request_id=self.request_id, attempt=number, client=self.client, since_s=since_s, take=take)
+        try:
+            gateway.queue.admit(held)
+            self.guard.limit("queue", min(since_s + gateway.config.queue.max_wait_s, self.deadline_s))
+            try:
+                await gateway.queue.wait(held)
+            except asyncio.CancelledError as cancelled:
+                self._left_queue(held, attempt, cancelled)
+        except HeadwayError as refusal:
+            decision = gateway.router.explain_held(query, since_s, gateway.clock())
+            decision = msgspec.structs.replace(decision, reason=str(refusal))
+            self._refused(gateway.keep(decision, self.request_id, number), refusal, failure)
             return None
+        return attempt
+
+    def _left_queue(self, held: Held, attempt: Attempt | None, cancelled: asyncio.CancelledError) -> None:
+        """Out of the queue by the guard: its time is over, or nobody waits any more. Raises but where it was sent."""
+        reason: BaseException = cancelled
+        with contextlib.suppress(asyncio.CancelledError):
+            reason = self.guard.claim(cancelled)
+        if isinstance(reason, LimitPassedError):
+            if attempt is None:  # else it was released in this very moment
+                self.gateway.queue.expire(held, may_send=self.gateway.clock() < self.deadline_s)
+            return
+        if attempt is not None:
+            attempt.abandon()
+        else:
+            self.gateway.telemetry.left_queue("cancelled", None)
+        raise reason from None
+
+    def _begin(self, request: ClientRequest, record: DecisionRecord, ledger_id: str | None = None) -> Attempt:
+        self._num_attempts += 1
         self._record = record
-        gateway.telemetry.rejected(rejection_reason(refusal))
+        self._attempt = Attempt(self, request, record, self._num_attempts, ledger_id)
+        return self._attempt
+
+    def _refused(self, record: DecisionRecord, refusal: HeadwayError, failure: AttemptFailedError | None) -> None:
+        """The router's refusal is raised, unless an earlier attempt has failed, whose failure says more."""
+        if failure is not None:
+            return
+        self._record = record
+        self.gateway.telemetry.rejected(rejection_reason(refusal))
         raise refusal
 
     async def _give_up(self, failure: AttemptFailedError) -> None:

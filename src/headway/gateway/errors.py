@@ -44,6 +44,20 @@ class OverloadedError(RoutingError):
         super().__init__("the gateway serves as many requests as it may; try again", retry_after_s=1.0)
 
 
+class QueueFullError(RejectedError):
+    """The central queue is full of requests that come before this one."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, best_ttft_s=math.inf, reason="queue_full")
+
+
+class QueueTimeoutError(RejectedError):
+    """The request was held for as long as it may be, and the policy did not release it."""
+
+    def __init__(self, message: str, *, retry_after_s: float, best_ttft_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, best_ttft_s=best_ttft_s, reason="queue_timeout")
+
+
 class DrainingError(RoutingError):
     """The gateway is shutting down and takes nothing new."""
 
@@ -76,8 +90,10 @@ ERROR_TABLE: dict[type[HeadwayError], ErrorRow] = {
     RoutingError: ErrorRow(503, "server_error", "no_instance", public=True),
     NoInstanceError: ErrorRow(503, "server_error", "no_healthy_instance", public=True),
     RejectedError: ErrorRow(429, "rate_limit_error", "ttft_target_infeasible", public=True),
-    OverloadedError: ErrorRow(429, "rate_limit_error", "max_inflight", public=True),
+    QueueFullError: ErrorRow(429, "rate_limit_error", "queue_full", public=True),
+    QueueTimeoutError: ErrorRow(429, "rate_limit_error", "queue_timeout", public=True),
     DrainingError: ErrorRow(503, "server_error", "draining", public=True),
+    OverloadedError: ErrorRow(429, "rate_limit_error", "max_inflight", public=True),
     UpstreamError: ErrorRow(502, "server_error", "upstream_error", public=True),
     UpstreamConnectError: ErrorRow(502, "server_error", "upstream_unreachable", public=True),
     ArtifactError: _INTERNAL,

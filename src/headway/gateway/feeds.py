@@ -97,8 +97,9 @@ class Feeds:
         """Instances whose first snapshot is still to come."""
         return self._silent
 
-    def poll(self, now: float) -> None:
-        """Hand every new snapshot to the router. About 1 µs per instance when there is none, 5 µs over ZeroMQ."""
+    def poll(self, now: float) -> bool:
+        """Hand every new snapshot to the router; whether there was one. About 1 µs per instance, 5 µs over ZeroMQ."""
+        any_new = False
         for instance_id, reader in self._items:
             try:
                 snapshot = reader.poll()
@@ -109,6 +110,8 @@ class Feeds:
                 self._router.observe(snapshot, now)
                 self._silent.discard(instance_id)
                 self.errors.pop(instance_id, None)
+                any_new = True
+        return any_new
 
     def report_problems(self) -> None:
         """Log, once per change, what is wrong with an instance's state: staleness, or an engine unlike its profile."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 Message = MutableMapping[str, Any]  # ASGI's own messages
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Limit = Literal["first_byte", "idle", "deadline"]
+Limit = Literal["first_byte", "idle", "deadline", "queue"]
 
 
 class ClientGoneError(Exception):

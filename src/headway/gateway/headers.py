@@ -69,6 +69,8 @@ def decision_headers(decision: Decision, decision_id: str, ignored: Sequence[str
                 headers.append((b"x-headway-predicted-ttft-ms", b"%.2f" % (estimate.ttft_s * 1e3)))
             if estimate.snapshot_age_s is not None:
                 headers.append((b"x-headway-snapshot-age-ms", b"%.1f" % (estimate.snapshot_age_s * 1e3)))
+    if decision.held_s is not None:
+        headers.append((b"x-headway-held-ms", b"%.1f" % (decision.held_s * 1e3)))
     if ignored:
         headers.append((b"x-headway-ignored", ", ".join(ignored).encode("ascii", "replace")))
     return headers

@@ -21,11 +21,12 @@ from headway.gateway.feeds import GAUGE_POLL_S, IDLE_POLL_S, Feeds, read_gauges
 from headway.gateway.guard import Guard
 from headway.gateway.health import PROBE_INTERVAL_S, HealthBoard, probe
 from headway.gateway.log import logger
+from headway.gateway.queue import CentralQueue
 from headway.gateway.request import ClientRequest
 from headway.gateway.telemetry import OTHER, PoolCollector, Telemetry
 from headway.gateway.token_ratio import TokenRatio
 from headway.gateway.upstream import Upstreams, resolve_targets
-from headway.types import ModelCard, Query
+from headway.types import Decision, ModelCard, Query
 
 #: How long ``/readyz`` waits for the first snapshot of every instance that is to publish some, seconds.
 READY_GRACE_S = 10.0
@@ -53,6 +54,7 @@ class Gateway:
         )
         self.feeds = Feeds(config, self.router)
         self.decisions = DecisionStore()
+        self.queue = CentralQueue(self)
         self.token_ratio = TokenRatio(model.name for model in config.models)
         self.telemetry = Telemetry()
         self.telemetry.registry.register(PoolCollector(self))
@@ -86,6 +88,7 @@ class Gateway:
         self.feeds.poll(now)
         self.fleet.age(now)
         self.feeds.report_problems()
+        self.queue.wake()
 
     async def _poll_gauges(self) -> None:
         await asyncio.gather(
@@ -94,9 +97,11 @@ class Gateway:
 
     async def _probe(self) -> None:
         await asyncio.gather(*(probe(self.health, self.upstreams, self.targets[name]) for name in self.health.due()))
+        self.queue.wake()
 
     async def stop(self) -> None:
         """Stop watching and close everything."""
+        self.queue.close()
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -182,6 +187,19 @@ class Gateway:
         if counted:
             self.telemetry.decided(decision)
         return self.decisions.add(request_id, attempt, decision), refusal
+
+    def keep(self, decision: Decision, request_id: str, attempt: int) -> DecisionRecord:
+        """Count a decision of the central queue, and keep it in the log."""
+        self.telemetry.decided(decision)
+        return self.decisions.add(request_id, attempt, decision)
+
+    def free_id(self, request_id: str, attempt: int) -> str:
+        """A name for a request in queue, ledger and upstream: the client's own, unless it names another there."""
+        free = request_id if attempt == 1 else f"{request_id}.{attempt}"
+        while free in self.queue or free in self.fleet or any(free in view.released for view in self.fleet.views):
+            attempt += 1
+            free = f"{request_id}.{attempt}"
+        return free
 
     # ---- readiness -----------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ _DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12,
 _TOKEN_BUCKETS = tuple(float(4**power) for power in range(11))
 _ERROR_BUCKETS = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _DECISION_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
+_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 _SPEECH = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_model")
 
 
@@ -97,6 +98,14 @@ class Telemetry:
         self._rejected = Counter(
             "headway_rejected", "Requests turned down without an upstream call", ("reason",), registry=registry
         )
+        self._queue_wait = Histogram(
+            "headway_queue_wait_seconds", "Time in the central queue until release", buckets=_WAIT_BUCKETS,
+            registry=registry,
+        )  # fmt: skip
+        self._queue_left = Counter(
+            "headway_queue_left", "Requests that left the central queue: released, forced, timeout, shed, cancelled",
+            ("how",), registry=registry,
+        )  # fmt: skip
         self._cost = Counter("headway_cost_usd", "Cost by counted tokens", ("instance", "model"), registry=registry)
         self._children: dict[tuple[int, tuple[str, ...]], MetricWrapperBase] = {}
 
@@ -121,6 +130,12 @@ class Telemetry:
     def rejected(self, reason: str) -> None:
         """Count a request that got no upstream call."""
         self._child(self._rejected, (reason,)).inc()
+
+    def left_queue(self, how: str, held_s: float | None) -> None:
+        """Count a request that left the central queue; ``held_s`` where it goes on to an instance."""
+        self._child(self._queue_left, (how,)).inc()
+        if held_s is not None:
+            self._queue_wait.observe(held_s)
 
     def served(self, served: Served, outcome: Outcome | None) -> None:
         """Count a client request that is over."""
@@ -190,6 +205,9 @@ class PoolCollector(Collector):
                      ((name, found.num_running) for name, found in gauges))  # fmt: skip
         yield _gauge("headway_engine_waiting", "Requests waiting, by the engine's own gauge", "instance",
                      ((name, found.num_waiting) for name, found in gauges))  # fmt: skip
+        queue = GaugeMetricFamily("headway_queue_length", "Requests in the central queue")
+        queue.add_metric([], len(gateway.queue))
+        yield queue
         requests = GaugeMetricFamily("headway_requests_inflight", "Client requests being served")
         requests.add_metric([], gateway.num_inflight)
         yield requests
