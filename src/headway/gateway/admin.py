@@ -19,30 +19,34 @@ import headway
 from headway.errors import HeadwayError, RequestError
 from headway.gateway.decisions import decision_as_json
 from headway.gateway.errors import error_answer, error_body
+from headway.gateway.live_routes import LiveRoutes
 from headway.gateway.request import CHAT, ENDPOINTS, body_too_large, first_headers, parse_request, request_id
 from headway.gateway.state import READY_GRACE_S, Gateway
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 _OWNER = "headway"
-
 #: Of a long queue so many requests are shown: each costs a look at every instance.
 MAX_LISTED = 64
 
+
 def cold_routes(gateway: Gateway) -> Starlette:
     """The application that serves everything but the routed endpoints."""
-    routes = AdminRoutes(gateway)
+    routes, live = AdminRoutes(gateway), LiveRoutes(gateway)
     return Starlette(
         routes=[
+            Route("/", live.index),
+            Route("/static/{name}", live.asset),
+            Route("/events", live.events),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/route", routes.route, methods=["POST"]),
             Route("/decisions/{id}", routes.decision),
+            Route("/queue", routes.queue),
             Route("/instances", routes.instances),
             Route("/instances/{id:path}/drain", routes.drain, methods=["POST"]),
             Route("/metrics", routes.metrics),
             Route("/health", routes.health),
-            Route("/queue", routes.queue),
             Route("/livez", routes.health),
             Route("/readyz", routes.ready),
             Route("/version", routes.version),
@@ -116,15 +120,15 @@ class AdminRoutes:
             raise RequestError("no such decision, or it is too old", status=404, code="decision_not_found")
         return _json(decision_as_json(record))
 
-    async def instances(self, request: Request) -> Response:
-        """Every instance as the router sees it now."""
-        gateway = self._gateway
-        now = gateway.clock()
     async def queue(self, request: Request) -> Response:
         """What is held, in the order of service, each with the reason why."""
         queue = self._gateway.queue
         return _json({"length": len(queue), "held": queue.listing(MAX_LISTED)})
 
+    async def instances(self, request: Request) -> Response:
+        """Every instance as the router sees it now."""
+        gateway = self._gateway
+        now = gateway.clock()
         gateway.feeds.poll(now)
         gateway.fleet.age(now)
         return _json(
@@ -177,11 +181,11 @@ class AdminRoutes:
         except msgspec.MsgspecError as error:
             raise RequestError(f"the body is wrong: {error}", param="draining") from None
         gateway.fleet.set_draining(name, wanted)
+        gateway.queue.wake()
         return _json({"id": name, "draining": wanted})
 
     async def metrics(self, request: Request) -> Response:
         """All metrics in Prometheus text format."""
-        gateway.queue.wake()
         return Response(self._gateway.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:

@@ -67,13 +67,13 @@ class Gateway:
             for name, alias in config.aliases.items()
         }
         self._models = tuple(model.name for model in config.models)
-        self._started_s = clock()
+        self.started_s = clock()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Open the session and begin to watch the pool."""
         await self.upstreams.open()
-        self._started_s = self.clock()
+        self.started_s = self.clock()
         loop = asyncio.get_running_loop()
         self.feeds.watch(loop)
         self._tasks = [
@@ -208,7 +208,7 @@ class Gateway:
         if self.draining:
             return "draining"
         silent = self.feeds.silent
-        if silent and self.clock() - self._started_s < READY_GRACE_S:
+        if silent and self.clock() - self.started_s < READY_GRACE_S:
             return f"waiting up to {READY_GRACE_S:g} s for the first snapshot of {', '.join(sorted(silent))}"
         return None
 
