@@ -1,7 +1,8 @@
 """The configuration of a pool: one Struct tree, YAML in.
 
 ``load_config`` reads a file and returns a checked :class:`Config`; every complaint names path, line, column and dotted
-key. This room refuses to touch the network, the environment, profiles or the router: ``headway.assembly`` does that.
+key. This room refuses to touch the network, profiles or the router: ``headway.assembly`` does that. Only
+``config.secrets`` reads the environment, when somebody is about to connect.
 """
 
 from headway.config.load import load_config, parse_config
@@ -13,8 +14,8 @@ from headway.config.tree import (
     ModelConfig,
     Price,
     Prior,
-    Resilience,
     QueueConfig,
+    Resilience,
     Routing,
     Secret,
     ServerConfig,
@@ -30,8 +31,8 @@ __all__ = [
     "ModelConfig",
     "Price",
     "Prior",
-    "Resilience",
     "QueueConfig",
+    "Resilience",
     "Routing",
     "Secret",
     "ServerConfig",
