@@ -87,6 +87,26 @@ async def test_a_killed_instance_costs_no_request(session: aiohttp.ClientSession
             assert len(first.requests) == seen + 2
 
 
+async def test_one_slow_cold_answer_condemns_nobody(session: aiohttp.ClientSession) -> None:
+    """An instance whose first answer took a second (cold start) is healthy and keeps getting its share."""
+    first_asked = False
+
+    def cold(received: Received) -> Reply:
+        nonlocal first_asked
+        reply = Reply(num_tokens=1) if first_asked else Reply(num_tokens=1, first_token_s=1.0)
+        first_asked = True
+        return reply
+
+    async with FakeUpstream(cold) as slow, FakeUpstream(Reply(num_tokens=1)) as fast:
+        async with running_gateway(pool_of(slow, fast)) as gateway:
+            while not first_asked:
+                assert await _stream(session, gateway.url) == 200
+            for _ in range(40):
+                assert await _stream(session, gateway.url) == 200
+            assert gateway.gateway.health.breakers["a"].state == "closed"
+            assert len(slow.requests) >= 5
+
+
 async def test_all_down_is_a_quick_503(session: aiohttp.ClientSession) -> None:
     """T15: with every instance out the answer is 503 with Retry-After, at once, in OpenAI's shape."""
     async with FakeUpstream() as upstream:
@@ -118,5 +138,11 @@ async def test_healthy_instances_are_never_probed(session: aiohttp.ClientSession
 
 async def _status(session: aiohttp.ClientSession, url: str) -> int:
     async with session.post(url + CHAT, json=chat(stream=False)) as response:
+        await response.read()
+        return response.status
+
+
+async def _stream(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.post(url + CHAT, json=chat()) as response:
         await response.read()
         return response.status

@@ -120,6 +120,31 @@ async def test_a_new_instance_is_estimated_right_from_the_first_request(session:
     assert estimate["ttft_p90_s"] == pytest.approx(profile.calibration.ttft_ratio_p90 * estimate["ttft_s"])
 
 
+async def test_the_exact_replay_decides_between_slow_and_busy(session: aiohttp.ClientSession) -> None:
+    """T4: a slow idle instance against a fast one with 20,000 queued prefill tokens: the first by replay wins."""
+    rows = (("slow", "h100-qwen3-32b", "small"), ("fast", "h100-qwen3-8b", "small"))
+    chosen = []
+    async with engines(*rows) as made:
+        for content in ("x" * 4_000, "x" * 100_000):
+            made[0].publish()
+            made[1].publish(waiting=2, prompt_tokens=10_000)
+            expected = []
+            for engine, waiting in zip(made, (0, 2), strict=True):
+                profile = load_profile(engine.profile)
+                queued = [
+                    EngineRequest(request_id=str(number), prompt_tokens=10_000, target_output_tokens=256, max_tokens=64)
+                    for number in range(waiting)
+                ]
+                state = EngineState(limits=profile.limits, running=[], waiting=queued)
+                newcomer = EngineRequest(request_id="n", prompt_tokens=len(content) // 4, target_output_tokens=50)
+                expected.append(replay(state, newcomer, profile.step_time).ttft_s)
+            async with running_gateway(pool_of(made)) as gateway:
+                decision = await explain(session, gateway, content=content)
+            assert decision["chosen"] == rows[expected.index(min(expected))][0]
+            chosen.append(decision["chosen"])
+    assert chosen == ["slow", "fast"]
+
+
 async def test_a_profile_without_snapshots_still_knows_its_speed(session: aiohttp.ClientSession) -> None:
     """T42: without any state a profiled instance is estimated from its calibration, and says so."""
     async with engines(("a", "h100-qwen3-8b", "small")) as made:

@@ -107,6 +107,10 @@ class Telemetry:
             ("how",), registry=registry,
         )  # fmt: skip
         self._cost = Counter("headway_cost_usd", "Cost by counted tokens", ("instance", "model"), registry=registry)
+        self._wasted = Counter(
+            "headway_wasted_cost_usd", "Part of the cost whose answer did not reach its client whole",
+            ("instance", "model", "status"), registry=registry,
+        )  # fmt: skip
         self._children: dict[tuple[int, tuple[str, ...]], MetricWrapperBase] = {}
 
     def decided(self, decision: Decision) -> None:
@@ -119,9 +123,12 @@ class Telemetry:
             self._child(self._predicted, (candidate.instance_id, estimate.source)).observe(estimate.ttft_s)
 
     def attempted(self, outcome: Outcome, model: str) -> None:
-        """Count the cost of one upstream call, whatever its end was."""
+        """Count the cost of one upstream call, whatever its end was; what was paid for in vain also apart."""
         if outcome.cost_usd:
             self._child(self._cost, (outcome.instance_id, model)).inc(outcome.cost_usd)
+            if outcome.status != "ok":
+                labels = (outcome.instance_id, model, outcome.status)
+                self._child(self._wasted, labels).inc(outcome.cost_usd)
 
     def retried(self, reason: str) -> None:
         """Count one more upstream call for the same request."""
