@@ -1,4 +1,5 @@
-"""Reads text files line by line, gzipped or not: one reader for traces, prompts and evaluation data.
+"""Text files line by line: one reader for traces, prompts and evaluation data, gzipped or not, and one way to go on
+appending to a file whose last line a crash tore.
 
 It refuses to guess an encoding or to pass over damage: what cannot be read is a
 :class:`~headway.errors.DatasetError` that names the file and, where known, the line.
@@ -7,6 +8,7 @@ It refuses to guess an encoding or to pass over damage: what cannot be read is a
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,3 +39,23 @@ def _open(path: Path) -> IO[str]:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")
+
+
+def cut_torn_line(file: int) -> int:
+    """Cut off what stands behind the last line feed of an open file; how many bytes that were. ``file`` is its number.
+
+    Raises:
+        OSError: it cannot be read or cut.
+    """
+    size = os.fstat(file).st_size
+    end, step = size, 1 << 16
+    while end > 0:
+        start = max(0, end - step)
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            end = start + found + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(file, end)
+    return size - end

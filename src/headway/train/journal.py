@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from headway.config.lines import cut_torn_line
 from headway.errors import ConfigError, HeadwayError
 
 
@@ -43,7 +44,7 @@ class Journal:
         except OSError as error:
             os.close(self._file)
             raise HeadwayError(f"{path}: another run writes to this file") from error
-        self.num_cut_bytes = self._cut_torn_line()
+        self.num_cut_bytes = cut_torn_line(self._file)
         if is_new:
             _sync_directory(path.parent)
 
@@ -81,21 +82,6 @@ class Journal:
         while view:
             view = view[os.write(self._file, view) :]
         os.fsync(self._file)
-
-    def _cut_torn_line(self) -> int:
-        """Cut off what stands behind the last line feed; how many bytes that were."""
-        size = os.fstat(self._file).st_size
-        end, step = size, 1 << 16
-        while end > 0:
-            start = max(0, end - step)
-            found = os.pread(self._file, end - start, start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
-        if end < size:
-            os.ftruncate(self._file, end)
-        return size - end
 
     async def __aenter__(self) -> Self:
         return self
