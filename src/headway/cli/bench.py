@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from headway.cli.bench_gateway import gateway
 from headway.errors import HeadwayError
 
 if TYPE_CHECKING:
     from headway.router import Router
     from headway.types import EngineLimits, EngineState, Prediction, Query, StepTime
 
-app = App(name="bench", help="Measure what the core costs, and how fast the lab simulates.")
+app = App(name="bench", help="Measure what the core, the gateway and the lab cost.")
+app.command(gateway)
 
 _CASES = ("light_256", "saturated_128_128", "saturated_256_768", "cached")
 _INSTRUCTION_BUDGETS = {"light_256": 10_000, "saturated_128_128": 120_000, "saturated_256_768": 600_000, "cached": 300}
