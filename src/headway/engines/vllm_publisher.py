@@ -2,16 +2,18 @@
 
 One object per engine. Every call from the scheduler comes back, whatever happens inside: a failure is counted and
 logged once, and what failed is tried again later where that can help. Snapshots show the engine right after a batch was
-scheduled, or after one ended; while two batches are in flight (asynchronous scheduling) nothing is published, for a
-snapshot shows one. It refuses to hold the engine up: nothing here waits, retries in place or takes a lock for long.
+scheduled, and after one ended. Two things are left out. An update after which all run on is what the batch in flight
+said would come, and the next ``schedule()`` follows at once. And while two batches are in flight (asynchronous
+scheduling) nothing is published, for a snapshot shows one. It refuses to hold the engine up: nothing here waits.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Concatenate, Final, ParamSpec, Protocol
 
 from headway.engines.vllm_limits import read_limits, unchecked
 from headway.engines.vllm_outlets import Outlet, PublisherOptions, logger, outlets
@@ -39,6 +41,24 @@ class StepObserver(Protocol):
     def close(self) -> None: ...
 
 
+P = ParamSpec("P")
+
+
+def _harmless(
+    method: Callable[Concatenate[EnginePublisher, P], None],
+) -> Callable[Concatenate[EnginePublisher, P], None]:
+    """The method, but what it raises is counted, and logged the first time that it does."""
+
+    @functools.wraps(method)
+    def call(self: EnginePublisher, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.note_failure(method.__name__, error)
+
+    return call
+
+
 class EnginePublisher:
     """Follows one scheduler. No method raises. ``num_failed`` counts the calls that did not come to their end."""
 
@@ -46,55 +66,63 @@ class EnginePublisher:
         self, state: SchedulerState, encoder: SnapshotEncoder, sinks: Sequence[Outlet], steps: StepObserver | None
     ) -> None:
         self.num_failed = 0
+        self.outlets = sinks
         self._state = state
         self._encoder = encoder
-        self._outlets = sinks
         self._steps = steps
         self._in_flight: deque[Mapping[str, int]] = deque()
         self._batch_start_s: float | None = None
+        self._num_running = 0  # after the last ``schedule()``
         self._is_shown = False  # whether the last snapshot still holds
         self._fails: set[str] = set()
 
+    @_harmless
     def added(self, request: VllmRequest) -> None:
         """A request came in."""
         self._is_shown = False
         if self._steps is not None:
-            self._guard(self._steps.added, request)
+            self._steps.added(request)
 
+    @_harmless
     def aborted(self, requests: Sequence[VllmRequest]) -> None:
         """Requests were taken out from outside."""
         self._is_shown = False
         if self._steps is not None:
             for request in requests:
-                self._guard(self._steps.cancelled, request)
+                self._steps.cancelled(request)
 
+    @_harmless
     def preempted(self, request: VllmRequest) -> None:
         """A request lost its blocks."""
         self._is_shown = False
-        self._guard(self._state.preempted, request)
         if self._steps is not None:
-            self._guard(self._steps.preempted, request)
+            self._steps.preempted(request)
+        self._state.preempted(request)
 
+    @_harmless
     def scheduling(self) -> None:
         """``schedule()`` is about to run. Behind a batch in flight it makes the second one, which no snapshot shows, so
         what came since the last snapshot is shown now."""
         if self._in_flight and not self._is_shown:
-            self._publish()
+            self.publish()
 
+    @_harmless
     def scheduled(self, output: VllmSchedulerOutput, start_s: float) -> None:
         """``schedule()``, called at ``start_s``, made this batch."""
         tokens = output.num_scheduled_tokens
-        cached = self._guard(self._state.admitted, output) or []
         if tokens:
             self._in_flight.append(tokens)
             if len(self._in_flight) == 1:
                 self._batch_start_s = start_s
             self._is_shown = False
+        self._num_running = self._state.num_running
+        cached = self._state.admitted(output)
         if len(self._in_flight) <= 1 and not self._is_shown:
-            self._publish()
+            self.publish()
         if self._steps is not None:
-            self._guard(self._steps.scheduled, output, cached, start_s)
+            self._steps.scheduled(output, cached, start_s)
 
+    @_harmless
     def updated(self, output: VllmSchedulerOutput, outputs: Mapping[int, VllmStepOutputs], end_s: float) -> None:
         """The results of this batch, which came at ``end_s``, were applied."""
         if output.num_scheduled_tokens:
@@ -102,39 +130,37 @@ class EnginePublisher:
                 self._in_flight.popleft()
             self._batch_start_s = end_s if self._in_flight else None
             self._is_shown = False
-        if len(self._in_flight) <= 1 and not self._is_shown:
-            self._publish()
+        all_run_on = not self._in_flight and self._state.num_running == self._num_running
+        if len(self._in_flight) <= 1 and not self._is_shown and not all_run_on:
+            self.publish()
         if self._steps is not None:
-            self._guard(self._steps.updated, output, outputs, end_s)
+            self._steps.updated(output, outputs, end_s)
 
-    def close(self) -> None:
-        """Give back segments, sockets and the log."""
-        for outlet in self._outlets:
-            outlet.close()
-        if self._steps is not None:
-            self._guard(self._steps.close)
-
-    def _publish(self) -> None:
-        if self._outlets:
-            self._guard(self._show)
-
-    def _show(self) -> None:
+    @_harmless
+    def publish(self) -> None:
+        """Show the scheduler as it stands, on every transport."""
+        if not self.outlets:
+            return
         scheduled = self._in_flight[0] if self._in_flight else _NOTHING
         data = self._encoder.encode(scheduled, self._batch_start_s, time.monotonic())
         self._is_shown = True
-        for outlet in self._outlets:
+        for outlet in self.outlets:
             outlet.write(data)
 
-    def _guard(self, call: Callable[..., Any], *args: object) -> Any:
-        try:
-            return call(*args)
-        except Exception as error:
-            self.num_failed += 1
-            name = call.__name__
-            if name not in self._fails:
-                self._fails.add(name)
-                logger.warning("Headway failed in %s, serving goes on: %s: %s", name, type(error).__name__, error)
-            return None
+    @_harmless
+    def close(self) -> None:
+        """Give back segments, sockets and the log."""
+        for outlet in self.outlets:
+            outlet.close()
+        if self._steps is not None:
+            self._steps.close()
+
+    def note_failure(self, name: str, error: Exception) -> None:
+        """Count a failure of the method ``name``; log the first."""
+        self.num_failed += 1
+        if name not in self._fails:
+            self._fails.add(name)
+            logger.warning("Headway failed in %s, serving goes on: %s: %s", name, type(error).__name__, error)
 
 
 def start_publisher(scheduler: Any, environment: Mapping[str, str]) -> EnginePublisher | None:
@@ -169,7 +195,7 @@ def _start(scheduler: Any, options: PublisherOptions) -> EnginePublisher:
     )
     sinks = outlets(options)
     publisher = EnginePublisher(state, encoder, sinks, _steps(state, limits, version, options, is_async_class))
-    publisher._publish()
+    publisher.publish()
     places = ", ".join(outlet.name for outlet in sinks) or "no transport"
     logger.info("Headway publishes %s on %s", instance_id, places)
     return publisher

@@ -8,13 +8,14 @@ that the replay was not held against is named in every snapshot.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any, Final, Protocol
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from headway.snapshot import wire
 from headway.types import MAX_COUNT, EngineLimits
@@ -34,8 +35,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class VllmRequest(Protocol):
-    """What is read of vLLM's ``Request``. ``headway_row`` is ours: how the request is shown while it waits, hung on it so
-    that it goes when the request goes."""
+    """What is read of vLLM's ``Request``. ``headway_row`` is ours: how the request is shown while it waits, hung on it
+    so that it goes when the request goes."""
 
     request_id: str
     num_prompt_tokens: int
@@ -115,12 +116,17 @@ class SchedulerState:
         self._fixed_columns: list[list[Any]] = [[] for _ in _FIXED]
         self._waiting_requests: list[VllmRequest] = []
         self._waiting_changed = True
-        self._waiting = Raw(_encode([]))
+        self._waiting: list[Row] = []
 
     @property
     def free_blocks(self) -> int:
         """Blocks that nobody holds."""
         return int(self._free_blocks())
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return len(self.scheduler.running)
 
     def arrival_s(self, request: VllmRequest) -> float:
         """When a request came to the server, monotonic seconds."""
@@ -161,8 +167,8 @@ class SchedulerState:
         columns = (ids, prompts, computed, outputs, blocks, max_tokens, priorities, arrivals, shares, cached)
         return list(zip(*columns, strict=True))
 
-    def waiting(self) -> Raw:
-        """The waiting requests in the order in which they would be admitted, encoded."""
+    def waiting(self) -> list[Row]:
+        """The waiting requests in the order in which they would be admitted; the same list while nothing changed."""
         scheduler = self.scheduler
         # Those that hold blocks (loaded from elsewhere, or between two turns) are always served first.
         ahead = list(scheduler.kv_holding_waiting)
@@ -171,11 +177,10 @@ class SchedulerState:
         if self._caches and requests:
             self._look_up(requests)
         if self._waiting_changed or requests != self._waiting_requests:
-            rows = [self._row(request) for request in requests]
+            rows: list[Row] = [self._row(request) for request in requests]
             if self._by_priority:
                 rows[len(ahead) :] = sorted(rows[len(ahead) :], key=_priority_order)
-            self._waiting = Raw(_encode(rows))
-            self._waiting_requests, self._waiting_changed = requests, False
+            self._waiting, self._waiting_requests, self._waiting_changed = rows, requests, False
         return self._waiting
 
     def _num_blocks(self, ids: Iterable[str]) -> Iterable[int]:
@@ -212,24 +217,29 @@ class SchedulerState:
         return int(self._lookup(request.block_hashes, request.num_tokens - 1)[1])
 
 
-class _Body(Struct):
-    """Field for field a :class:`headway.types.Snapshot`, parts of it encoded already."""
+class _Head(Struct):
+    """The part of a :class:`headway.types.Snapshot` that seldom changes."""
 
     instance_id: str
     engine_version: str
     engine_start: int
-    limits: Raw
-    unchecked: Raw
-    waiting: Raw
+    limits: EngineLimits
+    unchecked: list[str]
+    waiting: list[Row]
+
+
+class _Tail(Struct):
+    """The part that always does."""
+
     sequence: int = 0
     engine_s: float = 0.0
-    running: list[Row] = []
-    free_blocks: int = 0
     batch_start_s: float | None = None
+    free_blocks: int = 0
+    running: list[Row] = []
 
 
 class SnapshotEncoder:
-    """Makes the bytes of one engine's snapshots. ``sequence`` is that of the last one."""
+    """Makes the bytes of one engine's snapshots: those of a whole :class:`headway.types.Snapshot`, in two parts."""
 
     def __init__(
         self,
@@ -239,24 +249,37 @@ class SnapshotEncoder:
         engine_version: str,
         engine_start: int,
         limits: EngineLimits,
-        unchecked: Sequence[str],
+        unchecked: list[str],
     ) -> None:
         self._state = state
-        self._body = _Body(
-            instance_id, engine_version, engine_start, Raw(_encode(limits)), Raw(_encode(unchecked)), state.waiting()
-        )
+        self._head = _Head(instance_id, engine_version, engine_start, limits, unchecked, [])
+        self._tail = _Tail()
+        self._waiting: list[Row] | None = None
+        self._encoded_head, self._head_checksum = b"", 0
 
     @property
     def sequence(self) -> int:
         """Sequence number of the last snapshot."""
-        return self._body.sequence
+        return self._tail.sequence
 
     def encode(self, scheduled: Mapping[str, int], batch_start_s: float | None, engine_s: float) -> bytes:
         """The scheduler as it stands, for any transport. Times are monotonic seconds."""
-        body, state = self._body, self._state
-        body.running = state.running(scheduled)
-        body.waiting = state.waiting()
-        body.free_blocks = state.free_blocks
-        body.batch_start_s, body.engine_s = batch_start_s, engine_s
-        body.sequence += 1
-        return wire.framed(_encode(body))
+        state, tail = self._state, self._tail
+        waiting = state.waiting()
+        if waiting is not self._waiting:
+            self._encode_head(waiting)
+        tail.running = state.running(scheduled)
+        tail.free_blocks = state.free_blocks
+        tail.batch_start_s, tail.engine_s = batch_start_s, engine_s
+        tail.sequence += 1
+        return wire.framed(self._encoded_head, self._head_checksum, memoryview(_encode(tail))[1:])
+
+    def _encode_head(self, waiting: list[Row]) -> None:
+        """Head and tail are two small maps; as one, their entries follow a byte that counts them all."""
+        self._waiting = None
+        self._head.waiting = waiting
+        count = len(_Head.__struct_fields__) + len(_Tail.__struct_fields__)
+        assert count < 16, "a map of up to 15 entries begins with one byte"
+        self._encoded_head = bytes([0x80 | count]) + _encode(self._head)[1:]
+        self._head_checksum = zlib.crc32(self._encoded_head)
+        self._waiting = waiting

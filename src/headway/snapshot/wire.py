@@ -30,12 +30,13 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 def encode(snapshot: Snapshot) -> bytes:
     """The snapshot as bytes of the present wire version."""
-    return framed(_encoder.encode(snapshot))
+    return framed(b"", 0, _encoder.encode(snapshot))
 
 
-def framed(body: bytes) -> bytes:
-    """The bytes of a snapshot whose msgpack ``body`` was made by an engine that encodes only what changed."""
-    return _HEADER.pack(MAGIC, WIRE_VERSION, zlib.crc32(body)) + body
+def framed(head: bytes, head_checksum: int, tail: bytes | memoryview) -> bytes:
+    """The bytes of a snapshot whose msgpack body is ``head`` and ``tail``, made by an engine that encodes only what
+    changed; ``head_checksum`` is the CRC-32 of ``head`` (0 of nothing)."""
+    return b"".join((_HEADER.pack(MAGIC, WIRE_VERSION, zlib.crc32(tail, head_checksum)), head, tail))
 
 
 def decode(data: bytes) -> Snapshot:
