@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
 from headway.gateway.log import event
 from headway.router import Router
@@ -23,7 +23,6 @@ from headway.types import Candidate, Decision, Outcome, Prediction, Query
 
 Agreement = Literal["same_instance", "same_model", "other_model", "only_live", "only_shadow", "neither"]
 
-_REGRETS = (-0.5, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _TTFT_DIFFERENCES = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _LENGTH_ERRORS = (8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
 _DECISIONS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
@@ -62,12 +61,13 @@ class Shadow:
             registry=registry,
         )  # fmt: skip
         self._failures = Counter("headway_shadow_failures", "Queries on which the shadow failed", registry=registry)
-        self._regret = Histogram(
+        self._regret = Summary(  # a histogram of values below 0 would have no sum
             "headway_shadow_regret",
             "Utility that one's choice loses against the other's. live: the live choice by the shadow's figures; "
-            "shadow: the shadow's choice by the live figures",
-            ("of",), buckets=_REGRETS, registry=registry,
-        )  # fmt: skip
+            "shadow: the shadow's choice by the live figures; below 0 it gains",
+            ("of",),
+            registry=registry,
+        )
         self._ttft = Histogram(
             "headway_shadow_ttft_difference_seconds", "Estimated TTFT of the shadow's choice less the live choice's",
             buckets=_TTFT_DIFFERENCES, registry=registry,
