@@ -170,10 +170,10 @@ async def test_validate_says_yes_and_no(tmp_path: Path) -> None:
     path = write_pool(tmp_path, "http://127.0.0.1:9/v1", shadow={"policy": "random"})
     code, _, err = await run("validate", str(path))
     assert code == 2
-    assert "shadow policies are not built yet" in err
+    assert "unknown policy 'randon'; did you mean 'random'?" in err
     code, out, _ = await run("validate", str(path), "--json")
     answer = json.loads(out)
-    assert (code, answer["valid"], answer["error"]["key"]) == (2, False, "shadow")
+    assert (code, answer["valid"], answer["error"]["key"]) == (2, False, "shadow.policy")
     assert answer["error"]["line"] > 0
 
 

@@ -99,8 +99,6 @@ def test_complaints_name_path_line_and_key(old: str, new: str, key: str, line: i
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
-        ("server:", "shadow: {policy: shortest_queue, sample: 0.1}\nserver:", "shadow"),
-        ("server:", "keys: {file: keys.yaml}\nserver:", "keys"),
         ("{name: hosted-large}", "{name: hosted-large, tokenizer: t.json}", "models[1].tokenizer"),
         ("predictor: prior", "predictor: learned", "routing.predictor"),
     ],

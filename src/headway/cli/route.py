@@ -17,7 +17,7 @@ def route(
     model: str = "auto",
     json: bool = False,
 ) -> None:
-    """Explain where the live pool would send a prompt.
+    """Explain where the live pool would send a prompt. Where the gateway has keys, set HEADWAY_ADMIN_KEY.
 
     Parameters
     ----------
@@ -53,6 +53,7 @@ def route(
 
 
 def _post(url: str, body: bytes) -> bytes:
+    import os
     import urllib.error
     import urllib.request
 
@@ -61,7 +62,10 @@ def _post(url: str, body: bytes) -> bytes:
     from headway.errors import ConfigError, HeadwayError
 
     try:
-        request = urllib.request.Request(url, body, {"content-type": "application/json"})
+        headers = {"content-type": "application/json"}
+        if key := os.environ.get("HEADWAY_ADMIN_KEY"):
+            headers["authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(url, body, headers)
         if request.type not in ("http", "https"):
             raise ValueError
     except ValueError:

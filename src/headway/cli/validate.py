@@ -76,9 +76,11 @@ def _estimate(config: Config, index: int, instance: Instance) -> str:
     """The estimator that will speak for an instance while its state comes in."""
     from headway.policy.registry import POLICIES
 
-    source = config.instances[index].snapshots
+    entry = config.instances[index]
     by_state = POLICIES[config.routing.policy].estimator
-    return by_state if source is not None and instance.step_time is not None else "queueing"
+    if instance.step_time is None or (entry.snapshots is None and not entry.shadowed):
+        return "history"
+    return "shadow" if by_state == "replay" and entry.shadowed else by_state
 
 
 def _warnings(config: Config) -> list[str]:
@@ -91,6 +93,7 @@ def _warnings(config: Config) -> list[str]:
         if entry.snapshots is not None and entry.profile is None:
             found.append(f"instance {entry.id}: snapshots without a profile cannot be replayed")
     found.extend(_fallback_warnings(config))
+    found.extend(_key_warnings(config))
     used = {entry.model for entry in config.instances}
     found.extend(f"model {model.name}: no instance serves it" for model in config.models if model.name not in used)
     return found
@@ -106,6 +109,23 @@ def _fallback_warnings(config: Config) -> list[str]:
         for entry in config.instances
         if entry.profile is None
     ]
+
+
+def _key_warnings(config: Config) -> list[str]:
+    from headway.config.keys import load_keys
+    from headway.errors import ConfigError
+    from headway.gateway.keys import is_loopback
+
+    try:
+        table = load_keys(config)
+    except ConfigError as error:
+        return [str(error)]
+    host = config.server.host
+    if table is None and not is_loopback(f"http://[{host}]" if ":" in host else f"http://{host}"):
+        return [f"server.host {host} is open to the network, and no keys are configured"]
+    if table is not None and not table.admins:
+        return ["keys: no admin key, so nobody may see decisions or drain instances"]
+    return []
 
 
 def _show(config: Config, instances: list[Instance]) -> None:

@@ -9,7 +9,10 @@ from headway.config.load import load_config, parse_config
 from headway.config.tree import (
     Alias,
     Config,
+    FeedbackConfig,
     InstanceConfig,
+    KeyConfig,
+    KeysConfig,
     LimitOverrides,
     ModelConfig,
     Price,
@@ -19,6 +22,7 @@ from headway.config.tree import (
     Routing,
     Secret,
     ServerConfig,
+    ShadowConfig,
     SnapshotSource,
     TaskPrior,
 )
@@ -26,7 +30,10 @@ from headway.config.tree import (
 __all__ = [
     "Alias",
     "Config",
+    "FeedbackConfig",
     "InstanceConfig",
+    "KeyConfig",
+    "KeysConfig",
     "LimitOverrides",
     "ModelConfig",
     "Price",
@@ -36,6 +43,7 @@ __all__ = [
     "Routing",
     "Secret",
     "ServerConfig",
+    "ShadowConfig",
     "SnapshotSource",
     "TaskPrior",
     "load_config",

@@ -17,13 +17,17 @@ from headway.config.nodes import NodeReader, did_you_mean, read_text
 from headway.config.tree import (
     Alias,
     Config,
+    FeedbackConfig,
     InstanceConfig,
+    KeysConfig,
     ModelConfig,
     QueueConfig,
     Resilience,
     Routing,
     Secret,
     ServerConfig,
+    ShadowConfig,
+    SnapshotSource,
 )
 from headway.policy.registry import POLICIES
 from headway.predict.tasks import TASK_TYPES
@@ -37,7 +41,10 @@ class _Document(Struct, frozen=True, kw_only=True):
     aliases: dict[str, Alias] = {}
     routing: Routing = Routing()
     queue: QueueConfig = QueueConfig()
+    shadow: ShadowConfig | None = None
+    feedback: FeedbackConfig = FeedbackConfig()
     resilience: Resilience = Resilience()
+    keys: KeysConfig | None = None
     server: ServerConfig = ServerConfig()
 
 
@@ -64,7 +71,10 @@ def parse_config(text: str, *, path: str = "<text>") -> Config:
         aliases={"auto": Alias(candidates="all"), **document.aliases},
         routing=document.routing,
         queue=document.queue,
+        shadow=document.shadow,
+        feedback=document.feedback,
         resilience=document.resilience,
+        keys=document.keys,
         server=document.server,
         path=path,
         config_hash=_hash(document),
@@ -73,6 +83,8 @@ def parse_config(text: str, *, path: str = "<text>") -> Config:
     _check_models(config)
     _check_instances(config)
     _check_routing(config)
+    _check_keys(config)
+    _check_shadow(config)
     return config
 
 
@@ -141,16 +153,29 @@ def _check_instances(config: Config) -> None:
         if instance.limits is not None and instance.profile is None:
             raise config.error(f"{key}.limits", "override the limits of a profile, and this instance names none")
         if instance.snapshots is not None:
-            source = instance.snapshots
-            if (source.shared_memory is None) == (source.zeromq is None):
-                raise config.error(f"{key}.snapshots", "takes one of shared_memory (this machine) and zeromq (others)")
-            if source.place in places:
-                raise config.error(
-                    f"{key}.snapshots.{source.transport}", f"instance {places[source.place]!r} publishes there already"
-                )
-            places[source.place] = instance.id
+            _check_snapshots(config, f"{key}.snapshots", instance, instance.snapshots, places)
+        if instance.shadow_state and not instance.shadowed:
+            raise config.error(f"{key}.shadow_state", _why_no_shadow(instance))
         if instance.api_key is not None and instance.api_key.variable == "":
             raise config.error(f"{key}.api_key", "names no environment variable; write env:NAME")
+
+
+def _check_snapshots(
+    config: Config, key: str, instance: InstanceConfig, source: SnapshotSource, places: dict[str, str]
+) -> None:
+    if (source.shared_memory is None) == (source.zeromq is None):
+        raise config.error(key, "takes one of shared_memory (this machine) and zeromq (others)")
+    if source.place in places:
+        raise config.error(f"{key}.{source.transport}", f"instance {places[source.place]!r} publishes there already")
+    places[source.place] = instance.id
+
+
+def _why_no_shadow(instance: InstanceConfig) -> str:
+    if instance.engine == "hosted":
+        return "nothing is known inside a hosted instance; set engine: vllm-0.32"
+    if instance.snapshots is not None:
+        return "an instance with snapshots is replayed from these"
+    return "needs a profile, which tells how long a step of the engine takes"
 
 
 def _check_url(config: Config, key: str, url: str) -> None:
@@ -177,3 +202,34 @@ def _check_routing(config: Config) -> None:
             "routing.on_infeasible",
             f"policy {config.routing.policy} holds queries; queue.on_timeout says what becomes of those held too long",
         )
+
+
+def _check_shadow(config: Config) -> None:
+    shadow = config.shadow
+    if shadow is None:
+        return
+    if shadow.policy is None and shadow.predictor is None:
+        raise config.error("shadow", "names neither a policy nor a predictor")
+    if shadow.policy is None:
+        return
+    if shadow.policy not in POLICIES:
+        nearest = did_you_mean(shadow.policy, sorted(POLICIES))
+        raise config.error("shadow.policy", f"unknown policy {shadow.policy!r}{nearest}")
+    if POLICIES[shadow.policy].holds:
+        raise config.error("shadow.policy", f"{shadow.policy} holds queries in a queue, so it has no choice to compare")
+
+
+def _check_keys(config: Config) -> None:
+    """What a file must not hold: a client's or the admin's key in clear."""
+    keys = config.keys
+    if keys is None:
+        return
+    secrets = {"keys.admin": keys.admin}
+    for index, client in enumerate(keys.clients):
+        where = f"keys.clients[{index}]"
+        if (client.key is None) == (client.sha256 is None):
+            raise config.error(where, "takes one of key (env:NAME) and sha256")
+        secrets[f"{where}.key"] = client.key
+    for where, secret in secrets.items():
+        if secret is not None and not secret.variable:
+            raise config.error(where, "must not stand in the file: write env:NAME, or its sha256")

@@ -24,8 +24,7 @@ EngineKind = Literal["vllm-0.32", "hosted"]
 
 #: Keys of later features. A pattern is a dotted key without its list indices.
 NOT_BUILT_KEYS: dict[str, str] = {
-    "shadow": "shadow policies are not built yet",
-    "keys": "client keys are not built yet",
+    "shadow.predictor": "shadow predictors are not built yet",
     "models[].tokenizer": "tokenizers are not built yet; tokens are counted as bytes/4, corrected by reported usage",
 }
 
@@ -121,7 +120,11 @@ class SnapshotSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class InstanceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model instance. ``api_base`` ends in ``/v1`` as OpenAI clients write it."""
+    """A model instance. ``api_base`` ends in ``/v1`` as OpenAI clients write it.
+
+    ``shadow_state`` tells whether an engine that publishes no snapshots is replayed from what is sent there; by default
+    it is where a profile says how.
+    """
 
     id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
     model: Name
@@ -131,6 +134,13 @@ class InstanceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     profile: Name | None = None
     limits: LimitOverrides | None = None
     snapshots: SnapshotSource | None = None
+    shadow_state: bool | None = None
+
+    @property
+    def shadowed(self) -> bool:
+        """Whether the instance is replayed from what is sent there."""
+        able = self.engine != "hosted" and self.profile is not None and self.snapshots is None
+        return able and self.shadow_state is not False
 
 
 class Alias(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,14 +196,83 @@ class Resilience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     breaker_open_s: Seconds = 5.0
 
 
+class ShadowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A second policy or predictor that decides beside the first, for a share of the decisions; nobody is sent by it.
+
+    What is left out is as in ``routing``.
+    """
+
+    policy: str | None = None
+    predictor: Name | None = None
+    sample: Share = 0.1
+
+
+class FeedbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What users say of answers, and how long answers were, as rows for ``headway train --update``.
+
+    ``file`` (relative to the configuration's directory) is where rows are appended; without it nothing is kept.
+    ``prompts`` stores prompts and comments too, else only features of prompts. ``outcomes`` also keeps answers of which
+    nobody said anything within ``wait_s``. At ``max_mb`` (10^6 bytes) the file is put aside under a number;
+    ``num_files`` are kept, the present one included.
+    """
+
+    file: Name | None = None
+    prompts: bool = False
+    outcomes: bool = True
+    wait_s: Seconds = 600.0
+    max_mb: Annotated[float, Meta(gt=0, le=1e6)] = 64.0
+    num_files: Annotated[int, Meta(ge=1, le=1000)] = 4
+
+
+class KeyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A client's key and its limits; a limit left out does not bind.
+
+    The key itself is in the environment (``key: env:NAME``), or only its SHA-256 is known (64 hex digits). ``rpm`` and
+    ``tpm`` count requests and tokens of the last 60 s, ``concurrency`` requests under way, ``budget_usd`` the cost of a
+    UTC day, a UTC month, or for good.
+    """
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+    key: Secret | None = None
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
+    rpm: Count | None = None
+    tpm: Count | None = None
+    concurrency: Count | None = None
+    budget_usd: Annotated[float, Meta(gt=0)] | None = None
+    budget_period: Literal["day", "month", "total"] = "month"
+
+
+class KeysConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may use the gateway. With this section, a request without a known key is refused.
+
+    ``clients`` are listed here, or in ``file`` (YAML with ``clients`` and ``admin_sha256``), or both. The admin's key
+    opens what shows or steers the pool; without one, nobody may. ``spend_file`` keeps what budgets have spent over a
+    restart. Paths are relative to the configuration's directory.
+    """
+
+    clients: list[KeyConfig] = []
+    admin: Secret | None = None
+    admin_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
+    file: Name | None = None
+    spend_file: Name | None = None
+
+
+class KeysFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``keys.file`` may say."""
+
+    clients: list[KeyConfig] = []
+    admin_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The gateway's own socket and bounds. Port 0 takes any free one."""
+    """The gateway's own socket and bounds. Port 0 takes any free one. ``log_prompts`` puts prompts into the log."""
 
     host: Name = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     max_body_mb: Annotated[float, Meta(gt=0, le=4096)] = 64.0
     max_inflight: Count = 4096
     drain_s: NonNegative = 30.0
+    log_prompts: bool = False
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -204,7 +283,10 @@ class Config(Struct, frozen=True, kw_only=True):
     aliases: dict[str, Alias] = {}
     routing: Routing = Routing()
     queue: QueueConfig = QueueConfig()
+    shadow: ShadowConfig | None = None
+    feedback: FeedbackConfig = FeedbackConfig()
     resilience: Resilience = Resilience()
+    keys: KeysConfig | None = None
     server: ServerConfig = ServerConfig()
     path: str = ""
     config_hash: str = ""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 
+from headway.errors import RequestError
 from headway.gateway.admin import cold_routes
 from headway.gateway.chat import Exchange, Scope
+from headway.gateway.errors import error_answer
 from headway.gateway.guard import Receive, Send
 from headway.gateway.log import event
-from headway.gateway.request import ENDPOINTS
+from headway.gateway.request import ENDPOINTS, first_headers
 from headway.gateway.state import Gateway
 
 
@@ -28,6 +30,12 @@ class App:
             endpoint = ENDPOINTS.get(scope["path"])
             if endpoint is not None and scope["method"] == "POST":
                 await Exchange(self.gateway, endpoint, scope, receive, send).run()
+                return
+            try:
+                self.gateway.keys.check_cold(scope["path"], first_headers(scope["headers"]))
+            except RequestError as refusal:
+                self.gateway.telemetry.rejected("unauthorized")
+                await _refuse(refusal, send)
             else:
                 await self._cold(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -49,3 +57,15 @@ class App:
                 await self.gateway.stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+async def _refuse(refusal: RequestError, send: Send) -> None:
+    """Answer without a key; a browser asks its user for the admin's as a password."""
+    answer = error_answer(refusal)
+    headers = [
+        (name, b'Basic realm="headway admin"' if name == b"www-authenticate" else value)
+        for name, value in answer.headers
+    ]
+    headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer.body))]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

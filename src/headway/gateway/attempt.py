@@ -76,6 +76,7 @@ class Attempt:
             drop_usage=self._injects_usage,
             idle_timeout_s=self.gateway.config.resilience.idle_timeout_s,
             on_first_token=self._first_token,
+            secret=self.target.api_key,
         )
 
     async def run(self) -> None:
@@ -218,6 +219,7 @@ class Attempt:
         self.gateway.fleet.first_token_seen(self.ledger_id, now)
 
     # ---- sending -------------------------------------------------------------------------------------------------
+        self.exchange.charged(self.outcome)
 
     async def _send(self) -> aiohttp.ClientResponse:
         exchange, request, started_s = self.exchange, self.request, self.started_s
@@ -226,7 +228,7 @@ class Attempt:
             exchange.header_pairs,
             request_id=self.ledger_id,
             api_key=self.target.api_key,
-            hosted=self.target.hosted,
+            owns_credentials=self.target.hosted or self.gateway.keys.enforced,
         )
         expires_s = started_s + self._allowed_s
         if expires_s < exchange.deadline_s:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import MutableMapping
 from typing import Any
 
 import msgspec
 
-from headway.errors import HeadwayError, UpstreamTimeoutError
+from headway.errors import HeadwayError, RequestError, UpstreamTimeoutError
 from headway.gateway.attempt import Attempt
 from headway.gateway.decisions import DecisionRecord, decision_header
 from headway.gateway.errors import (
     DrainingError,
     HeaderList,
+    KeyLimitError,
     OverloadedError,
     error_answer,
     error_event,
@@ -29,13 +31,14 @@ from headway.gateway.errors import (
 )
 from headway.gateway.guard import ClientGoneError, Guard, LimitPassedError, Receive, Send, ShutdownError
 from headway.gateway.headers import decision_headers
+from headway.gateway.limits import Grant
 from headway.gateway.log import event, logger
 from headway.gateway.queue import Held
 from headway.gateway.relay import AttemptFailedError
-from headway.gateway.request import ClientRequest, Endpoint, body_too_large, first_headers, parse_request, request_id
+from headway.gateway.request import ClientRequest, Endpoint, first_headers, parse_request, read_body, request_id
 from headway.gateway.state import Gateway, rejection_reason
 from headway.gateway.telemetry import OTHER, Served
-from headway.types import Decision
+from headway.types import Decision, Outcome
 
 Scope = MutableMapping[str, Any]  # ASGI's own scope
 
@@ -68,6 +71,8 @@ class Exchange:
         self._num_attempts = 0
         self._waited_s = 0.0  # on upstreams; the rest of the time before the answer began is our own
         self._sent_s: float | None = None
+        self._grant: Grant | None = None
+        self._tokens, self._cost_usd = 0, 0.0  # over all attempts
 
     async def run(self) -> None:
         """Serve the request. Raises nothing but a cancellation from outside."""
@@ -93,10 +98,14 @@ class Exchange:
             raise DrainingError
         if gateway.num_inflight > gateway.config.server.max_inflight:
             raise OverloadedError
-        body = await self._read_body(int(gateway.config.server.max_body_mb * 1e6))
+        limits = gateway.keys.client_of(self.headers)
+        self.client = "" if limits is None else limits.name
+        body = await read_body(self._receive, self.headers, int(gateway.config.server.max_body_mb * 1e6))
         self._arrival_s = gateway.clock()
         self.deadline_s = self._arrival_s + gateway.config.resilience.deadline_s
         request = self._request = parse_request(self.endpoint, self.headers, body)
+        if limits is not None:
+            self._grant = limits.enter(request.num_counted_tokens, self._arrival_s, time.time())
         with self.guard:
             gateway.guards.add(self.guard)
             try:
@@ -108,23 +117,6 @@ class Exchange:
                 raise reason from None
             finally:
                 gateway.guards.discard(self.guard)
-
-    async def _read_body(self, max_bytes: int) -> bytes:
-        declared = self.headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > max_bytes:
-            raise body_too_large(max_bytes)
-        parts: list[bytes] = []
-        num_bytes = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            parts.append(message.get("body", b""))
-            num_bytes += len(parts[-1])
-            if num_bytes > max_bytes:
-                raise body_too_large(max_bytes)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
 
     # ---- attempts ------------------------------------------------------------------------------------------------
 
@@ -256,6 +248,11 @@ class Exchange:
 
     def sending(self) -> None:
         """From now on the time is the upstream's."""
+    def charged(self, outcome: Outcome) -> None:
+        """An attempt is over, and this is what it took."""
+        self._tokens += (outcome.prompt_tokens or 0) + (outcome.output_tokens or 0)
+        self._cost_usd += outcome.cost_usd or 0.0
+
         self._sent_s = self.gateway.clock()
 
     def received(self) -> None:
@@ -296,8 +293,11 @@ class Exchange:
         headers: HeaderList = [(b"x-request-id", self.request_id.encode("ascii"))]
         record = self._record
         if record is not None and self._request is not None:
-            headers += decision_headers(record.decision, record.id, self._request.targets.ignored)
-            if self.headers.get(b"x-headway-explain") == b"1":
+            explains, ignored = self.headers.get(b"x-headway-explain") == b"1", self._request.targets.ignored
+            if explains and not self.gateway.keys.is_admin(self.headers):
+                explains, ignored = False, (*ignored, "explain")
+            headers += decision_headers(record.decision, record.id, ignored)
+            if explains:
                 text = decision_header(record)
                 if len(text) <= _MAX_HEADER_BYTES:
                     headers.append((b"x-headway-decision-json", text))
@@ -314,6 +314,10 @@ class Exchange:
             self.gateway.telemetry.rejected(self._error)
         answer = error_answer(error)
         if self.started:
+        elif isinstance(error, KeyLimitError):
+            self.gateway.telemetry.rejected(error.reason)
+        elif isinstance(error, RequestError) and error.status == 401:
+            self.gateway.telemetry.rejected("unauthorized")
             self._status = answer.status
             inside_event = self._attempt is not None and self._attempt.relay.inside_event
             await self.end_stream((b"\n\n" if inside_event else b"") + error_event(error))
@@ -329,6 +333,9 @@ class Exchange:
         now = gateway.clock()
         candidate = None if attempt is None else attempt.candidate
         outcome = None if attempt is None else attempt.outcome
+        if self._grant is not None:
+            self._grant.settle(self._tokens, self._cost_usd, now, time.time())
+            gateway.telemetry.charged(self.client, self._tokens, self._cost_usd)
         estimate = None if candidate is None else candidate.estimate
         ttft_s = None
         if attempt is not None and attempt.first_token_s is not None:
@@ -355,6 +362,7 @@ class Exchange:
             request_id=self.request_id,
             operation=served.operation,
             model=served.requested_model,
+            client=self.client or None,
             instance=None if candidate is None else candidate.instance_id,
             status=self._status,
             error=self._error,
@@ -367,6 +375,7 @@ class Exchange:
             output_tokens=None if outcome is None else outcome.output_tokens,
         )
 
+            prompt=request.prompt_text if request is not None and gateway.config.server.log_prompts else None,
 
 def _same_again(failure: AttemptFailedError) -> bool:
     """Whether the same instance may be asked once more when there is no other: not when it was slow or said when."""

@@ -58,6 +58,21 @@ class QueueTimeoutError(RejectedError):
         super().__init__(message, retry_after_s=retry_after_s, best_ttft_s=best_ttft_s, reason="queue_timeout")
 
 
+class KeyLimitError(RoutingError):
+    """A client's key has reached a limit; ``reason`` names it."""
+
+    def __init__(self, message: str, *, retry_after_s: float, reason: str) -> None:
+        self.reason = reason
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class BudgetSpentError(KeyLimitError):
+    """A client's budget is spent; trying again does not help before the next period."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_s=3600.0, reason="key_budget")
+
+
 class DrainingError(RoutingError):
     """The gateway is shutting down and takes nothing new."""
 
@@ -92,9 +107,11 @@ ERROR_TABLE: dict[type[HeadwayError], ErrorRow] = {
     RejectedError: ErrorRow(429, "rate_limit_error", "ttft_target_infeasible", public=True),
     QueueFullError: ErrorRow(429, "rate_limit_error", "queue_full", public=True),
     QueueTimeoutError: ErrorRow(429, "rate_limit_error", "queue_timeout", public=True),
-    DrainingError: ErrorRow(503, "server_error", "draining", public=True),
+    KeyLimitError: ErrorRow(429, "rate_limit_error", "rate_limit_exceeded", public=True),
+    BudgetSpentError: ErrorRow(429, "insufficient_quota", "insufficient_quota", public=True),
     OverloadedError: ErrorRow(429, "rate_limit_error", "max_inflight", public=True),
     UpstreamError: ErrorRow(502, "server_error", "upstream_error", public=True),
+    DrainingError: ErrorRow(503, "server_error", "draining", public=True),
     UpstreamConnectError: ErrorRow(502, "server_error", "upstream_unreachable", public=True),
     ArtifactError: _INTERNAL,
     UpstreamTimeoutError: ErrorRow(504, "timeout_error", "upstream_timeout", public=True),
@@ -142,11 +159,15 @@ def error_answer(error: BaseException) -> ErrorAnswer:
         headers.append((b"x-headway-reason", error.reason.encode("ascii", "replace")))
         if math.isfinite(error.best_ttft_s):
             headers.append((b"x-headway-best-ttft-ms", b"%.1f" % (error.best_ttft_s * 1e3)))
+    if isinstance(error, KeyLimitError):
+        headers.append((b"x-headway-reason", error.reason.encode("ascii")))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, OverloadedError):
         headers.append((b"x-headway-reason", b"max_inflight"))
     if status == 413 or isinstance(error, DrainingError):
         headers.append((b"connection", b"close"))
-    if isinstance(error, UpstreamError):
+    if isinstance(error, (UpstreamError, BudgetSpentError)):
         headers.append((b"x-should-retry", b"false"))
     return ErrorAnswer(status, headers, error_body(message, _type_of(row, status), param, code))
 
@@ -158,6 +179,8 @@ def retry_after(seconds: float) -> HeaderList:
 
 
 def _type_of(row: ErrorRow, status: int) -> str:
+    if row.status == status:
+        return row.type
     if status == 429:
         return "rate_limit_error"
     return row.type if status < 500 or row.status >= 500 else "server_error"

@@ -13,12 +13,16 @@ from multidict import CIMultiDict
 from headway.gateway.errors import HeaderList
 from headway.types import Decision
 
+#: The admin's key beside a client's own, on a routed request.
+ADMIN_HEADER = b"x-headway-admin-key"
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer trailers "
     b"transfer-encoding upgrade".split()
 )
-_NOT_TO_UPSTREAM = HOP_BY_HOP | frozenset(
-    b"host content-length accept-encoding expect x-request-id x-correlation-id x-headway-explain".split()
+_NOT_TO_UPSTREAM = (
+    HOP_BY_HOP
+    | frozenset(b"host content-length accept-encoding expect x-request-id x-correlation-id x-headway-explain".split())
+    | {ADMIN_HEADER}
 )
 _CREDENTIALS = frozenset(b"authorization cookie x-api-key api-key".split())
 _NOT_TO_CLIENT = HOP_BY_HOP | frozenset(
@@ -27,11 +31,14 @@ _NOT_TO_CLIENT = HOP_BY_HOP | frozenset(
 
 
 def upstream_headers(
-    pairs: Sequence[tuple[bytes, bytes]], *, request_id: str, api_key: str | None, hosted: bool
+    pairs: Sequence[tuple[bytes, bytes]], *, request_id: str, api_key: str | None, owns_credentials: bool
 ) -> CIMultiDict[str]:
-    """The client's headers as the upstream gets them; ``api_key`` replaces the client's credentials."""
+    """The client's headers as the upstream gets them; ``api_key`` replaces the client's credentials.
+
+    ``owns_credentials``: what the client sent to prove itself was meant for the gateway alone.
+    """
     dropped = _NOT_TO_UPSTREAM | named_by_connection(pairs)
-    if hosted or api_key is not None:
+    if owns_credentials or api_key is not None:
         dropped |= _CREDENTIALS
     headers = CIMultiDict(
         [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs if name not in dropped]

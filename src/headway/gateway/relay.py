@@ -45,7 +45,10 @@ class AttemptFailedError(Exception):
 
 
 class Relay:
-    """The way of one answer. ``idle_timeout_s`` bounds its pauses; ``on_first_token`` hears of the first token."""
+    """The way of one answer. ``idle_timeout_s`` bounds its pauses; ``on_first_token`` hears of the first token.
+
+    ``secret`` is the credential the instance was called with: an error that repeats it gets ``***`` in its place.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Relay:
         idle_timeout_s: float,
         on_first_token: Callable[[float], None],
     ) -> None:
+        secret: str | None = None,
         self.saw_body = False
         self.status: int | None = None
         self.stream: EventStream | None = None
@@ -67,6 +71,7 @@ class Relay:
         self._usage: Usage | None = None
 
     @property
+        self._secret = None if secret is None else secret.encode()
     def usage(self) -> Usage | None:
         """What the upstream reported, None before it did."""
         return self._usage if self.stream is None else self.stream.usage
@@ -104,6 +109,8 @@ class Relay:
             self._usage = usage_of_answer(body)
         await self._exchange.answer(status, client_headers(response.raw_headers), body)
 
+        elif self._secret is not None:
+            body = body.replace(self._secret, b"***")
     # ---- streams -------------------------------------------------------------------------------------------------
 
     async def _pass_events(self, response: aiohttp.ClientResponse) -> None:
@@ -192,6 +199,8 @@ class Relay:
 
     async def _read(self, content: aiohttp.StreamReader) -> bytes:
         """The next bytes of the body, empty at its end."""
+        if self._secret is not None:
+            body = body.replace(self._secret, b"***")
         try:
             chunk = await content.readany()
         except (aiohttp.ClientError, OSError) as error:

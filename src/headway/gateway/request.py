@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from headway.errors import RequestError
+from headway.gateway.guard import ClientGoneError, Receive
 from headway.gateway.sse import Dialect
 from headway.predict.tokens import prompt_text, prompt_tokens_of
 from headway.types import MAX_COUNT
@@ -142,6 +143,30 @@ def body_too_large(max_bytes: int) -> RequestError:
     return RequestError(
         f"the body is larger than {max_bytes / 1e6:g} MB (server.max_body_mb)", status=413, code="request_too_large"
     )
+async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    """The whole body, as it came.
+
+    Raises:
+        RequestError: 413, it is larger than ``max_bytes``.
+        ClientGoneError: the client left before its end.
+    """
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise body_too_large(max_bytes)
+    parts: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        parts.append(message.get("body", b""))
+        num_bytes += len(parts[-1])
+        if num_bytes > max_bytes:
+            raise body_too_large(max_bytes)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 
 
 def _both_ends(text: str) -> str:

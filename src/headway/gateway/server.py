@@ -19,6 +19,7 @@ import uvicorn
 
 from headway.errors import HeadwayError
 from headway.gateway.app import App
+from headway.gateway.keys import warn_if_open
 from headway.gateway.log import event
 from headway.gateway.state import Gateway
 
@@ -71,6 +72,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start as uvicorn does, then say where."""
         await super().startup(sockets or [self._listener])
+        warn_if_open(self.address, self._gateway.keys)
         self._on_listening(self.address)
 
     @contextlib.contextmanager

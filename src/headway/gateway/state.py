@@ -21,6 +21,7 @@ from headway.gateway.feeds import GAUGE_POLL_S, IDLE_POLL_S, Feeds, read_gauges
 from headway.gateway.guard import Guard
 from headway.gateway.health import PROBE_INTERVAL_S, HealthBoard, probe
 from headway.gateway.log import logger
+from headway.gateway.keys import SAVE_INTERVAL_S, KeyRing
 from headway.gateway.queue import CentralQueue
 from headway.gateway.request import ClientRequest
 from headway.gateway.telemetry import OTHER, PoolCollector, Telemetry
@@ -49,6 +50,7 @@ class Gateway:
         self.health = HealthBoard(
             self.fleet,
             failures_to_open=config.resilience.breaker_failures,
+        self.keys = KeyRing(config)
             open_s=config.resilience.breaker_open_s,
             clock=clock,
         )
@@ -89,6 +91,7 @@ class Gateway:
         self.fleet.age(now)
         self.feeds.report_problems()
         self.queue.wake()
+            loop.create_task(_every(SAVE_INTERVAL_S, "save_spend", self._save_spend)),
 
     async def _poll_gauges(self) -> None:
         await asyncio.gather(
@@ -109,6 +112,9 @@ class Gateway:
                 await task
         await self.upstreams.close()
         self.feeds.close()
+    async def _save_spend(self) -> None:
+        self.keys.save_spend()
+
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -117,6 +123,7 @@ class Gateway:
         """What clients may send as ``model``: aliases, then models."""
         return [*(name for name in self._aliases if name not in self._models), *self._models]
 
+        self.keys.save_spend()
     def candidates_of(self, name: str) -> tuple[str, ...] | None:
         """The models behind a name; None means all of them.
 

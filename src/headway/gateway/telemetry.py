@@ -111,6 +111,8 @@ class Telemetry:
             "headway_wasted_cost_usd", "Part of the cost whose answer did not reach its client whole",
             ("instance", "model", "status"), registry=registry,
         )  # fmt: skip
+        self._key_tokens = Counter("headway_key_tokens", "Tokens by client key", ("key",), registry=registry)
+        self._key_cost = Counter("headway_key_cost_usd", "Cost by client key", ("key",), registry=registry)
         self._children: dict[tuple[int, tuple[str, ...]], MetricWrapperBase] = {}
 
     def decided(self, decision: Decision) -> None:
@@ -129,6 +131,11 @@ class Telemetry:
             if outcome.status != "ok":
                 labels = (outcome.instance_id, model, outcome.status)
                 self._child(self._wasted, labels).inc(outcome.cost_usd)
+
+    def charged(self, client: str, tokens: int, cost_usd: float) -> None:
+        """Count what a client's request took; ``client`` is the configured name of its key."""
+        self._child(self._key_tokens, (client,)).inc(tokens)
+        self._child(self._key_cost, (client,)).inc(cost_usd)
 
     def retried(self, reason: str) -> None:
         """Count one more upstream call for the same request."""
