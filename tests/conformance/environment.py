@@ -3,6 +3,7 @@
 It lies in a cache directory outside the clone (``HEADWAY_CACHE``, else ``XDG_CACHE_HOME``, else ``~/.cache``), because
 torch and vLLM take 1.8 GB and do not change with the code. A marker file is written last, so an installation that was
 cut short is done again, and a lock keeps two runs from installing at once. It never touches the caller's environment.
+Other requirements make other environments in the same way (``tests/real_vllm_environment.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements" / "conformance.txt"
+WHAT = "the real scheduler (1.8 GB)"
 
 
 def cache_directory() -> Path:
@@ -24,43 +26,49 @@ def cache_directory() -> Path:
     return Path(root) / "headway"
 
 
-def environment_directory() -> Path:
+def environment_directory(requirements: Path = REQUIREMENTS) -> Path:
     """The directory of the environment that these requirements and this Python make."""
-    key = REQUIREMENTS.read_bytes() + sys.version.encode()
-    return cache_directory() / f"conformance-{hashlib.sha256(key).hexdigest()[:16]}"
+    key = requirements.read_bytes() + sys.version.encode()
+    return cache_directory() / f"{requirements.stem}-{hashlib.sha256(key).hexdigest()[:16]}"
 
 
-def ensure_environment() -> Path:
+def installed_python(requirements: Path = REQUIREMENTS) -> Path | None:
+    """The environment's Python if it is installed already."""
+    directory = environment_directory(requirements)
+    return directory / "bin" / "python" if (directory / ".complete").exists() else None
+
+
+def ensure_environment(requirements: Path = REQUIREMENTS, what: str = WHAT) -> Path:
     """The environment's Python, installed first where needed.
 
     Raises:
         SystemExit: an installation step failed; pip has said why.
     """
-    directory = environment_directory()
+    directory = environment_directory(requirements)
     python, marker = directory / "bin" / "python", directory / ".complete"
     directory.parent.mkdir(parents=True, exist_ok=True)
     with open(directory.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not marker.exists():
-            print(f"installing the real scheduler into {directory} (once, 1.8 GB)", file=sys.stderr, flush=True)
+            print(f"installing {what} into {directory}, once", file=sys.stderr, flush=True)
             shutil.rmtree(directory, ignore_errors=True)
-            install(directory, python)
+            install(directory, python, requirements)
             marker.touch()
     return python
 
 
-def install(directory: Path, python: Path) -> None:
+def install(directory: Path, python: Path, requirements: Path) -> None:
     """A new virtual environment with torch, then everything else pinned and without dependencies."""
-    torch = next(line for line in REQUIREMENTS.read_text().splitlines() if line.startswith("torch=="))
+    torch = next(line for line in requirements.read_text().splitlines() if line.startswith("torch=="))
     pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
     for command in (
         [sys.executable, "-m", "venv", str(directory)],
-        [*pip, "--constraint", str(REQUIREMENTS), torch],
-        [*pip, "--no-deps", "--requirement", str(REQUIREMENTS)],
+        [*pip, "--constraint", str(requirements), torch],
+        [*pip, "--no-deps", "--requirement", str(requirements)],
     ):
         done = subprocess.run(command, check=False, env=clean_environment(directory), stdout=sys.stderr)
         if done.returncode != 0:
-            raise SystemExit(f"conformance: {' '.join(command)} failed with status {done.returncode}")
+            raise SystemExit(f"{requirements.stem}: {' '.join(command)} failed with status {done.returncode}")
 
 
 def clean_environment(directory: Path) -> dict[str, str]:
