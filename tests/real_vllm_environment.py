@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 from typing import Final, Literal
 
-import headway
 from conformance.environment import (
     cache_directory,
     clean_environment,
     ensure_environment,
     environment_directory,
+    headway_path,
     installed_python,
 )
 
@@ -82,24 +82,6 @@ def ensure_model(size: ModelSize) -> Path:
                 raise SystemExit(f"{' '.join(command)} failed with status {done.returncode}")
             draft.rename(directory)
     return directory
-
-
-def headway_path(directory: Path) -> Path:
-    """A directory for ``PYTHONPATH`` with this very package, its compiled core included, made inside ``directory``.
-
-    The core lies beside the sources or in the installation, by how it was built; another Python needs both as one.
-    """
-    from headway import _core
-
-    package = directory / "headway-path" / "headway"
-    shutil.rmtree(package.parent, ignore_errors=True)
-    package.mkdir(parents=True)
-    core = Path(str(_core.__file__))
-    for source in [*Path(headway.__file__).parent.iterdir(), core]:
-        link = package / source.name
-        if source.name != "__pycache__" and not link.exists():
-            link.symlink_to(source)
-    return package.parent
 
 
 def engine_environment(directory: Path, *, core: int | None = None) -> dict[str, str]:

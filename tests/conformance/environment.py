@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import headway
+
 REQUIREMENTS = Path(__file__).parents[2] / "requirements" / "conformance.txt"
 WHAT = "the real scheduler (1.8 GB)"
 
@@ -83,3 +85,21 @@ def clean_environment(directory: Path) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def headway_path(directory: Path) -> Path:
+    """A directory for ``PYTHONPATH`` with this very package, its compiled core included, made inside ``directory``.
+
+    The core lies beside the sources or in the installation, by how it was built; another Python needs both as one.
+    """
+    from headway import _core
+
+    package = directory / "headway-path" / "headway"
+    shutil.rmtree(package.parent, ignore_errors=True)
+    package.mkdir(parents=True)
+    core = Path(str(_core.__file__))
+    for source in [*Path(headway.__file__).parent.iterdir(), core]:
+        link = package / source.name
+        if source.name != "__pycache__" and not link.exists():
+            link.symlink_to(source)
+    return package.parent

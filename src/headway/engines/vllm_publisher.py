@@ -13,6 +13,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol
 
 from headway.engines.vllm_limits import read_limits, unchecked
@@ -241,10 +242,14 @@ def model_name(scheduler: Any) -> str:
 
 
 def hardware_name() -> str:
-    """The name of the device this engine runs on, as vLLM tells it."""
+    """The name of the device this engine runs on, as vLLM tells it; of a processor, as the kernel does."""
     from importlib import import_module
 
     try:
-        return str(import_module("vllm.platforms").current_platform.get_device_name()) or "unknown"
+        name = str(import_module("vllm.platforms").current_platform.get_device_name())
+        if name == "cpu":
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except Exception:  # a platform that does not say
         return "unknown"
+    return name or "unknown"
