@@ -89,6 +89,8 @@ class Router:
         if bind is not None:
             bind(fleet)
         self._policy_observe: Callable[[Outcome, float], None] | None = getattr(policy, "observe", None)
+        self._charged: Callable[[tuple[Candidate, ...]], tuple[Candidate, ...]] | None
+        self._charged = getattr(policy, "charged", None)
 
     @property
     def holds(self) -> bool:
@@ -233,6 +235,8 @@ class Router:
                 refusal = RoutingError(f"policy {self._policy.name} holds queries and releases them from its queue")
             elif (chosen := choose(query, candidates, now)) is None:
                 refusal = NoInstanceError(f"policy {self._policy.name} chose none of {len(eligible)} instances")
+        if chosen is not None and self._charged is not None:
+            weighed = weighed._replace(candidates=self._charged(candidates))
         reason = str(refusal) if chosen is None else reason_of(self._policy.name, weighed, chosen)
         decision = self._decision(query, weighed, chosen, reason)
         if isinstance(refusal, RoutingError):

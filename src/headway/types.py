@@ -361,7 +361,11 @@ Verdict = Literal["feasible", "late", "context", "unhealthy", "draining", "quali
 
 
 class Candidate(Struct, frozen=True):
-    """One instance as it stood in one decision. Figures are None where the verdict was reached without them."""
+    """One instance as it stood in one decision. Figures are None where the verdict was reached without them.
+
+    ``price`` and ``harm`` are in utility: what a pricing policy charged for the work the query would take there, and
+    for those waiting whom it would make late. None under other policies.
+    """
 
     instance_id: str
     model: str
@@ -374,6 +378,8 @@ class Candidate(Struct, frozen=True):
     prediction: str | None = None
     estimate: Estimate | None = None
     num_outstanding: int = 0
+    price: float | None = None
+    harm: float | None = None
 
 
 class Decision(Struct, frozen=True, kw_only=True):

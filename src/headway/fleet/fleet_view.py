@@ -110,10 +110,15 @@ class FleetView:
         priority: int,
         now: float,
         predicted_ttft_s: float | None = None,
+        predicted_wait_s: float | None = None,
+        due_s: float | None = None,
+        utility: float | None = None,
     ) -> None:
         """Enter a request that is about to be sent. Raises EngineInputError when its id is booked already.
 
         ``predicted_ttft_s`` is what a replay said, for the residual gate to compare with what comes.
+        ``predicted_wait_s``, until its prefill starts, ``due_s``, when its first token is due (monotonic), and its
+        ``utility`` tell what it stands to lose by those who come after it.
         """
         if request_id in self._ledger:
             raise EngineInputError("request_id", f"'{request_id}' is booked already")
@@ -129,6 +134,8 @@ class FleetView:
             predicted_ttft_s=predicted_ttft_s,
         )
         view = self.views[index]
+        if view.at_risk is not None and predicted_ttft_s is not None and predicted_wait_s is not None:
+            view.at_risk.join(request_id, now + predicted_wait_s, now + predicted_ttft_s, due_s, utility)
         self._ledger[request_id] = view.ledger[request_id] = entry
         view.num_outstanding += 1
         view.arrival_rate_per_s, view.rate_at_s = view.arrival_rate_at(now) + 1 / ARRIVAL_RATE_WINDOW_S, now
@@ -148,6 +155,9 @@ class FleetView:
         entry = self._ledger.get(request_id)
         if entry is not None and entry.first_token_s is None:
             entry.first_token_s = now
+            view = self.views[entry.index]
+            if view.at_risk is not None:
+                view.at_risk.leave(request_id)
 
     def release(self, request_id: str, now: float) -> bool:
         """Take a request out of the ledger, whatever its end was. Idempotent: True only the first time."""
@@ -157,6 +167,8 @@ class FleetView:
         view = self.views[entry.index]
         del view.ledger[request_id]
         view.unseen.pop(request_id, None)
+        if view.at_risk is not None:
+            view.at_risk.leave(request_id)
         view.num_outstanding -= 1
         engine_id = entry.engine_id or request_id
         if not view.is_live:

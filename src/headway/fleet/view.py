@@ -10,6 +10,7 @@ import math
 from msgspec import Struct
 
 from headway._core import ReplayedEngine, TruthEngine
+from headway.fleet.at_risk import AtRisk
 from headway.types import Instance, Snapshot
 
 #: Output tokens expected of a request of which nothing is known.
@@ -63,6 +64,7 @@ class InstanceView:
         self.ttft_ratio_p90 = DEFAULT_TTFT_RATIO_P90 if calibration is None else calibration.ttft_ratio_p90
         self.ledger: dict[str, LedgerEntry] = {}
         self.unseen: dict[str, LedgerEntry] = {}  # those of the ledger that the engine has not shown yet
+        self.at_risk: AtRisk | None = None  # those who stand to lose by a newcomer, for a policy that asks
         self.released: dict[str, float] = {}
         self.aged_to_s = 0.0
         self.fresh_until_s = 0.0

@@ -110,7 +110,16 @@ def reason_of(policy: str, weighed: Weighed, chosen: int) -> str:
     utility = utility_of(candidate)
     best = max([utility_of(one) for one in in_time or eligible])
     worth = "the best of them" if utility >= best - UTILITY_TIE else f"the best of them has {best:.3f}"
-    return f"{policy} chose {candidate.instance_id}: {when}, {goal}; utility {utility:.3f}, {worth}"
+    said = f"{policy} chose {candidate.instance_id}: {when}, {goal}; utility {utility:.3f}, {worth}"
+    return said if candidate.price is None else f"{said}; {_charge_of(candidate, in_time)}"
+
+
+def _charge_of(candidate: Candidate, in_time: Sequence[Candidate]) -> str:
+    """What a pricing policy charged the chosen candidate, and whether any was worth its place."""
+    price, harm = candidate.price or 0.0, candidate.harm or 0.0
+    margins = [utility_of(one) - (one.price or 0.0) - (one.harm or 0.0) for one in in_time]
+    words = f"price {price:.3f}, harm {harm:.3f}, margin {utility_of(candidate) - price - harm:.3f}"
+    return f"{words}, and no instance in time has one above 0" if margins and max(margins) < 0.0 else words
 
 
 def _unattainable(query: Query, worths: Sequence[Worth]) -> RequestError:

@@ -17,9 +17,19 @@ from headway.policy.bear import BearPolicy, LagrangianBearPolicy
 from headway.policy.central_queue import CentralQueuePolicy
 from headway.policy.history_percentiles import HistoryPercentilesPolicy
 from headway.policy.latency_agnostic import LatencyAgnosticPolicy
+from headway.policy.learned_price import LearnedPrice
 from headway.policy.least_work import LeastWork
 from headway.policy.options import Options, number, unknown, word
 from headway.policy.power_of_two import PowerOfTwoPolicy
+from headway.policy.priced_bear import PricedBearPolicy
+from headway.policy.prices import (
+    DRAIN_SHARE,
+    FULL_PRICE_PER_S,
+    QUEUE_PRICE_PER_S2,
+    KvSharePrice,
+    Price,
+    VirtualQueuePrice,
+)
 from headway.policy.random_choice import RandomPolicy
 from headway.policy.remaining_prefill import RemainingPrefillPolicy
 from headway.policy.round_robin import RoundRobinPolicy
@@ -30,6 +40,8 @@ from headway.policy.unfinished_over_speed import UnfinishedOverSpeedPolicy
 
 #: Where ``bear`` sends a query that no instance can answer in time.
 FALLBACKS = ("least_ttft", "least_work")
+#: How ``priced_bear`` finds what an instance's time is worth.
+PRICES = ("kv_share", "virtual_queue", "learned")
 #: Values with which an option asks for nothing: other policies let them pass.
 _NEUTRAL = {"delta_per_ms": 0.0, "fallback": "least_ttft"}
 
@@ -64,6 +76,25 @@ def _make_bear_throughput(rng: np.random.Generator, options: Options) -> Policy:
     return BearPolicy(rng, name="bear_throughput", least_work=LeastWork() if fallback == "least_work" else None)
 
 
+def _make_priced_bear(rng: np.random.Generator, options: Options) -> Policy:
+    fallback = word(options, "fallback", "least_ttft", FALLBACKS)
+    rule = word(options, "price", "kv_share", PRICES)
+    scales = {"full_price_per_s": "kv_share", "queue_price_per_s2": "virtual_queue", "drain_share": "virtual_queue"}
+    for option, owner in scales.items():
+        if option in options and rule != owner:
+            raise ConfigError(f"belongs to price: {owner}, not to {rule}", key=f"routing.{option}")
+    price: Price
+    if rule == "kv_share":
+        price = KvSharePrice(number(options, "full_price_per_s", FULL_PRICE_PER_S))
+    elif rule == "virtual_queue":
+        price = VirtualQueuePrice(
+            number(options, "queue_price_per_s2", QUEUE_PRICE_PER_S2), number(options, "drain_share", DRAIN_SHARE)
+        )
+    else:
+        price = LearnedPrice()
+    return PricedBearPolicy(rng, price, least_work=fallback == "least_work")
+
+
 POLICIES: dict[str, PolicyRow] = {
     "bear": PolicyRow(
         _make_bear,
@@ -80,6 +111,11 @@ POLICIES: dict[str, PolicyRow] = {
         "bear's rule on the prefill-throughput estimate instead of the replay",
         ("fallback",),
         "prefill_throughput",
+    ),
+    "priced_bear": PolicyRow(
+        _make_priced_bear,
+        "largest U − price − harm among the instances in time; where that is below 0, as where none is in time",
+        ("fallback", "price", "full_price_per_s", "queue_price_per_s2", "drain_share"),
     ),
     "latency_agnostic": PolicyRow(
         lambda rng, _: LatencyAgnosticPolicy(rng), "largest utility, however late the answer would come"
