@@ -16,6 +16,7 @@ from headway.errors import ConfigError, EngineInputError, ProfileError
 from headway.estimate.registry import make_estimator
 from headway.fleet import FleetView
 from headway.policy.base import HoldingPolicy, Policy
+from headway.policy.options import Option
 from headway.policy.registry import POLICIES, make_policy
 from headway.predict.prior import PriorPredictor
 from headway.profiles import Profile, load_profile
@@ -148,12 +149,11 @@ def fallback_of(config: Config) -> str:
 
 def _policy(config: Config, seed: int) -> Policy | HoldingPolicy:
     routing = config.routing
+    options: dict[str, Option] = {"delta_per_ms": routing.delta_per_ms, "fallback": fallback_of(config)}
+    if routing.price is not None:
+        options["price"] = routing.price
     try:
-        return make_policy(
-            routing.policy,
-            rng=np.random.default_rng(seed),
-            options={"delta_per_ms": routing.delta_per_ms, "fallback": fallback_of(config)},
-        )
+        return make_policy(routing.policy, rng=np.random.default_rng(seed), options=options)
     except ConfigError as error:
         key = error.key or "routing.policy"
         raise config.error(key, str(error).removeprefix(f"{key}: ")) from error

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from headway.assembly import build_router
+from headway.config import parse_config
 from headway.errors import ConfigError
 from headway.estimate.registry import make_estimator
 from headway.estimate.work import own_work
@@ -311,3 +313,39 @@ def test_options_are_checked(options: Options, key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         make_policy("priced_bear", rng=np.random.default_rng(0), options=options)
     assert caught.value.key == key
+
+
+POOL = """
+models: [{name: qwen3-0.6b}, {name: qwen3-8b}]
+instances:
+  - {id: small, model: qwen3-0.6b, api_base: "http://127.0.0.1:1/v1", engine: vllm-0.32, profile: h100-qwen3-0.6b}
+  - {id: medium, model: qwen3-8b, api_base: "http://127.0.0.1:2/v1", engine: vllm-0.32, profile: h100-qwen3-8b}
+routing: {policy: priced_bear}
+"""
+
+
+@pytest.mark.parametrize(
+    "routing", ["{policy: priced_bear}", *(f"{{policy: priced_bear, price: {p}}}" for p in PRICES)]
+)
+def test_a_configuration_names_it_like_any_policy(routing: str) -> None:
+    """The policy's name is all that a pool's file needs; decisions are its own, and tell what was charged."""
+    made = build_router(parse_config(POOL.replace("{policy: priced_bear}", routing)))
+    one = replace(query(1000, target_s=1.0), prompt_tokens={"qwen3-0.6b": 1000, "qwen3-8b": 1000})
+    decision = made.decide(one, 0.0)
+    assert decision.policy == "priced_bear"
+    assert all(one.price is not None for one in decision.candidates)
+
+
+@pytest.mark.parametrize(
+    ("routing", "key", "words"),
+    [
+        ("{policy: bear, price: learned}", "routing.price", "policy bear does not take it"),
+        ("{policy: priced_bear, price: kv_shares}", "routing.price", "kv_share"),
+        ("{policy: priced_bear, delta_per_ms: 1.0e-5}", "routing.delta_per_ms", "does not take it"),
+    ],
+)
+def test_a_price_in_vain_is_refused_at_its_line(routing: str, key: str, words: str) -> None:
+    """A price rule that the policy does not take, or that nobody knows, is an error at its place in the file."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        build_router(parse_config(POOL.replace("{policy: priced_bear}", routing)))
+    assert (caught.value.key, caught.value.line) == (key, 6)

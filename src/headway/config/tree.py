@@ -154,7 +154,7 @@ class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     ``delta_per_ms`` 0 means a hard target. ``default_ttft_ms`` is the target of queries without one. ``fallback`` is
     where ``best_effort`` sends a query that no instance can answer in time (``bear`` with a hard target only, and there
-    ``least_work`` by default).
+    ``least_work`` by default). ``price`` is how ``priced_bear`` finds what an instance's time is worth.
     """
 
     policy: str = "bear"
@@ -164,6 +164,7 @@ class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_ttft_ms: Annotated[float, Meta(gt=0)] | None = None
     on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort"
     fallback: Literal["least_ttft", "least_work"] | None = None
+    price: Literal["kv_share", "virtual_queue", "learned"] | None = None
 
 
 class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -47,7 +47,8 @@ class PricedBearPolicy:
         for part in (self._work, self._residents, self._price):
             part.bind(fleet)
         for view in fleet.views:
-            view.at_risk = AtRisk()
+            if view.at_risk is None:  # a shadow's policy looks at the same fleet
+                view.at_risk = AtRisk()
 
     def choose(self, query: Query, candidates: Sequence[Candidate], now: float) -> int | None:
         """The best margin in time, else the least work, else the soonest."""
