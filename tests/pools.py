@@ -6,8 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from headway.estimate.queueing import QueueingEstimator
-from headway.estimate.replay import ReplayEstimator
+from headway.estimate.registry import make_estimator
 from headway.fleet import FleetView
 from headway.policy.registry import make_policy
 from headway.predict.prior import PriorPredictor
@@ -81,7 +80,7 @@ def pool(
         fleet=fleet,
         models=models,
         policy=make_policy(policy, rng=np.random.default_rng(1)),
-        estimator=ReplayEstimator(QueueingEstimator()),
+        estimator=make_estimator("replay"),
         predictor=PriorPredictor(models),
         lambda_per_musd=lambda_per_musd,
         default_ttft_s=default_ttft_s,

@@ -18,6 +18,7 @@ from headway.fleet import FleetView
 from headway.policy.base import HoldingPolicy, Policy
 from headway.policy.options import Option
 from headway.policy.registry import POLICIES, make_policy
+from headway.predict.base import Predictor
 from headway.predict.prior import PriorPredictor
 from headway.profiles import Profile, load_profile
 from headway.router import Router
@@ -31,12 +32,36 @@ def build_router(config: Config, *, seed: int = 0) -> Router:
     Raises:
         ConfigError: a profile, limit, segment, address or policy option is wrong; path, line and key say where.
     """
+    predictor = PriorPredictor({model.name: model_card(model) for model in config.models})
+    shadowed = [entry.id for entry in config.instances if entry.shadowed]
+    return _router(config, FleetView(build_instances(config), shadowed=shadowed), predictor, seed)
+
+
+def build_shadow(config: Config, live: Router, predictor: Predictor, *, seed: int = 0) -> Router:
+    """The router of the section ``shadow``: over the fleet of ``live``, with a policy and estimator of its own.
+
+    Raises:
+        ConfigError: the section is missing, or its policy does not take the options of ``routing``.
+    """
+    shadow, routing = config.shadow, config.routing
+    if shadow is None:
+        raise config.error("shadow", "is missing")
+    if shadow.policy is not None and shadow.policy != routing.policy:  # options are those of the live policy
+        routing = msgspec.structs.replace(routing, policy=shadow.policy, delta_per_ms=0.0, fallback=None, price=None)
+    if routing.on_infeasible == "queue":  # a shadow has no queue: it says where it would send a query now
+        routing = msgspec.structs.replace(routing, on_infeasible="best_effort")
+    if POLICIES[routing.policy].holds:
+        raise config.error("shadow", f"needs a policy that chooses, and {routing.policy} holds queries in a queue")
+    return _router(msgspec.structs.replace(config, routing=routing), live.fleet, predictor, seed)
+
+
+def _router(config: Config, fleet: FleetView, predictor: Predictor, seed: int) -> Router:
     return Router(
-        fleet=FleetView(build_instances(config)),
+        fleet=fleet,
         models={model.name: model_card(model) for model in config.models},
         policy=_policy(config, seed),
         estimator=make_estimator(POLICIES[config.routing.policy].estimator),
-        predictor=PriorPredictor({model.name: model_card(model) for model in config.models}),
+        predictor=predictor,
         lambda_per_musd=config.routing.lambda_per_musd,
         default_ttft_s=None if config.routing.default_ttft_ms is None else config.routing.default_ttft_ms / 1e3,
         on_infeasible=config.routing.on_infeasible,

@@ -44,7 +44,7 @@ class Router:
     ``lambda_per_musd`` weighs cost in micro-USD against quality in [0, 1]. ``default_ttft_s`` is the target of queries
     that bring none. ``on_infeasible`` says what happens when no instance is expected to meet the target: the policy's
     best effort, a rejection, or (``queue``) holding the query until one is. A policy that has ``bind(fleet)`` is bound
-    to ``fleet`` here.
+    to ``fleet`` here. ``correcting`` stretches replayed times by what observed ones say (``estimate.residual``).
 
     Raises:
         ConfigError: an instance names a model that ``models`` lacks, or an option of the policy an unknown instance.
@@ -62,9 +62,10 @@ class Router:
         default_ttft_s: float | None = None,
         on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort",
         config_hash: str = "",
+        correcting: bool = True,
     ) -> None:
         self.fleet = fleet
-        self.residuals = ResidualGate()
+        self.residuals = ResidualGate(correcting=correcting)
         self._models = dict(models)
         if on_infeasible == "queue" and not isinstance(policy, HoldingPolicy):
             policy = HoldInfeasible(policy)
@@ -97,6 +98,15 @@ class Router:
         """Whether queries wait in a queue: :meth:`admit` and :meth:`release` then take the place of :meth:`decide`."""
         return self._holding is not None
 
+    @property
+    def predictor(self) -> Predictor:
+        """What predicts at the moment."""
+        return self._predictor
+
+    def use_predictor(self, predictor: Predictor) -> None:
+        """Predict with another predictor from the next query on."""
+        self._predictor = predictor
+
     def decide(self, query: Query, now: float, predictions: Mapping[str, Prediction] | None = None) -> Decision:
         """The decision for ``query``; ``now`` is monotonic seconds. ``predictions`` saves asking the predictor.
 
@@ -122,7 +132,7 @@ class Router:
         if predictions is None:
             predictions = self._predictor.predict(query)
         weighed = self._judge(query, predictions, None, self._no_estimates())
-        if not weighed.eligible:
+        if not weighed.eligible and not any(one.verdict == "resting" for one in weighed.candidates):
             raise no_candidate(query, weighed, self._models)
         never_fits: Callable[[HeldQuery], str | None] | None = getattr(self._policy, "never_fits", None)
         why = None if never_fits is None else never_fits(HeldQuery(query, weighed.candidates, now))
@@ -202,16 +212,30 @@ class Router:
             self.fleet.observe_snapshot(event, now)
             return
         entry = self.fleet.entry(event.query_id)
-        self.fleet.release(event.query_id, now)
+        self.fleet.release(event.query_id, now, event.output_tokens)
         instance = self._instances.get(event.instance_id)
         if instance is None:
             return
-        if entry is not None and entry.predicted_ttft_s is not None and event.ttft_s is not None:
-            residual = self.residuals.observe(instance.id, entry.predicted_ttft_s, event.ttft_s)
-            self.fleet.views[entry.index].clock_trusted = residual.trusted
-        self._estimator.observe(event, instance, now)
+        if entry is not None and entry.raw_ttft_s is not None and event.ttft_s is not None:
+            residual = self.residuals.observe(instance.id, entry.raw_ttft_s, event.ttft_s)
+            view = self.fleet.views[entry.index]
+            view.clock_trusted, view.clock_scale = residual.trusted, residual.correction
+        self.learn(event, now)
+
+    def learn(self, outcome: Outcome, now: float) -> None:
+        """Teach estimator and policy what became of a query, and leave the fleet alone: it may be another router's."""
+        instance = self._instances.get(outcome.instance_id)
+        if instance is None:
+            return
+        self._estimator.observe(outcome, instance, now)
         if self._policy_observe is not None:
-            self._policy_observe(event, now)
+            self._policy_observe(outcome, now)
+
+    def sources(self, now: float) -> list[str]:
+        """Which estimate speaks for each instance now, in fleet order."""
+        self.fleet.age(now)
+        short = Query(id="", arrival_s=now, prompt_text="", prompt_tokens={})
+        return [estimate.source for estimate in self._estimates(short, now)]
 
     def _weigh(
         self, query: Query, now: float, predictions: Mapping[str, Prediction] | None

@@ -315,6 +315,10 @@ class Query(Struct, frozen=True, kw_only=True):
     ``prompt_tokens`` maps each model to its own count (models may have unlike tokenizers). ``prompt_chars`` is the
     length of the whole text (None: that of ``prompt_text``), ``num_turns`` counts the user's messages, ``system_chars``
     the characters of system messages.
+
+    ``prefix_blocks`` are 64-bit hashes of the prompt's first full blocks of tokens, each over all tokens up to its end
+    (``headway.predict.prefix``), in blocks of ``FleetView.prefix_block_tokens``; of these the whole prompt has
+    ``counted_tokens``. Empty where no instance has a prefix cache.
     """
 
     id: str
@@ -329,6 +333,8 @@ class Query(Struct, frozen=True, kw_only=True):
     max_cost_usd: float | None = None
     priority: int = 0
     excluded_instances: frozenset[str] = frozenset()
+    prefix_blocks: tuple[int, ...] = ()
+    counted_tokens: int = 0
     prompt_chars: int | None = None
     num_turns: int = 1
     system_chars: int = 0
@@ -348,16 +354,23 @@ class Prediction(Struct, frozen=True):
 
 
 class Estimate(Struct, frozen=True):
-    """When one instance would give the newcomer its first token. ``source`` names the estimator that really spoke."""
+    """When one instance would give the newcomer its first token. ``source`` names the estimator that really spoke.
+
+    ``raw_ttft_s`` is what a replay says before any correction, None where nothing is replayed; where another estimator
+    spoke because the replay's times are not to be trusted, it is still the replay's.
+    """
 
     ttft_s: float
     ttft_p90_s: float
     wait_s: float
     source: str
     snapshot_age_s: float | None = None
+    raw_ttft_s: float | None = None
 
 
-Verdict = Literal["feasible", "late", "context", "unhealthy", "draining", "quality", "budget", "excluded", "saturated"]
+Verdict = Literal[
+    "feasible", "late", "context", "unhealthy", "draining", "resting", "quality", "budget", "excluded", "saturated"
+]
 
 
 class Candidate(Struct, frozen=True):

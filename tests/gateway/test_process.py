@@ -166,8 +166,8 @@ async def test_validate_says_yes_and_no(tmp_path: Path) -> None:
     assert "NO_SUCH_KEY_HERE is not set" in out
     code, out, _ = await run("validate", str(path), "--json")
     answer = json.loads(out)
-    assert (code, answer["valid"], answer["instances"][0]["estimate"]) == (0, True, "queueing")
-    path = write_pool(tmp_path, "http://127.0.0.1:9/v1", shadow={"policy": "random"})
+    assert (code, answer["valid"], answer["instances"][0]["estimate"]) == (0, True, "history")
+    path = write_pool(tmp_path, "http://127.0.0.1:9/v1", shadow={"policy": "randon"})
     code, _, err = await run("validate", str(path))
     assert code == 2
     assert "unknown policy 'randon'; did you mean 'random'?" in err
@@ -182,7 +182,7 @@ async def test_route_explains_against_the_live_pool(tmp_path: Path) -> None:
     async with FakeUpstream() as upstream, serving(write_pool(tmp_path, upstream.url)) as (_, url):
         code, out, _ = await run("route", "What is a headway?", "--url", url, "--ttft-ms", "300", COLUMNS="200")
         assert code == 0
-        for word in ("instance", "verdict", "utility", "queueing", "bear chose a", "300 ms"):
+        for word in ("instance", "verdict", "utility", "default", "bear chose a", "300 ms"):
             assert word in out
         code, out, _ = await run("route", "hi", "--url", url + "/v1", "--max-tokens", "9", "--json")
         assert (code, json.loads(out)["chosen"]) == (0, "a")

@@ -145,15 +145,26 @@ async def test_the_exact_replay_decides_between_slow_and_busy(session: aiohttp.C
     assert chosen == ["slow", "fast"]
 
 
-async def test_a_profile_without_snapshots_still_knows_its_speed(session: aiohttp.ClientSession) -> None:
-    """T42: without any state a profiled instance is estimated from its calibration, and says so."""
+@pytest.mark.parametrize("shadow_state", [True, False])
+async def test_a_profile_without_snapshots_still_knows_its_speed(
+    session: aiohttp.ClientSession, shadow_state: bool
+) -> None:
+    """T42: an instance that shows nothing is replayed from what was sent there, or else known by its calibration."""
     async with engines(("a", "h100-qwen3-8b", "small")) as made:
         instance = {key: value for key, value in made[0].instance().items() if key != "snapshots"}
-        async with running_gateway(pool([SMALL], [instance])) as gateway:
+        async with running_gateway(pool([SMALL], [{**instance, "shadow_state": shadow_state}])) as gateway:
             estimate = (await explain(session, gateway, content="x" * 40_000))["candidates"][0]["estimate"]
-    calibration = load_profile("h100-qwen3-8b").calibration
-    assert estimate["source"] == "queueing"
-    expected_s = 10_000 / calibration.prefill_tokens_per_s + calibration.decode_step_s
+            async with session.get(gateway.url + "/instances") as response:
+                row = (await response.json())["instances"][0]
+    profile = load_profile("h100-qwen3-8b")
+    if shadow_state:
+        state = EngineState(limits=profile.limits, running=[], waiting=[])
+        newcomer = EngineRequest(request_id="n", prompt_tokens=10_000, target_output_tokens=50)
+        expected_s = replay(state, newcomer, profile.step_time).ttft_s
+    else:
+        expected_s = 10_000 / profile.calibration.prefill_tokens_per_s + profile.calibration.decode_step_s
+    source = "shadow" if shadow_state else "queueing"
+    assert (estimate["source"], row["estimate"], row["shadow"] is not None) == (source, source, shadow_state)
     assert estimate["ttft_s"] == pytest.approx(expected_s, rel=0.01)
 
 

@@ -8,14 +8,14 @@ import pytest
 
 from headway.estimate.prefill_throughput import PrefillThroughputEstimator
 from headway.estimate.queueing import QueueingEstimator, lps_wait_s
-from headway.fleet import FleetView
+from headway.estimate.registry import make_estimator
+from headway.fleet import FleetView, Gauges
 from headway.types import (
     Calibration,
     EngineLimits,
     Estimate,
     Instance,
     Outcome,
-    OutcomeStatus,
     Query,
     Snapshot,
     SnapshotRequest,
@@ -67,8 +67,8 @@ def book(fleet: FleetView, instance_id: str, count: int, now: float, tag: str = 
         )
 
 
-def ended(ttft_s: float | None, total_s: float | None = None, status: OutcomeStatus = "ok") -> Outcome:
-    return Outcome(query_id="q", instance_id="api", status=status, ttft_s=ttft_s, total_s=total_s)
+def ended(ttft_s: float, total_s: float) -> Outcome:
+    return Outcome(query_id="q", instance_id="api", status="ok", ttft_s=ttft_s, total_s=total_s)
 
 
 def ask(estimator: QueueingEstimator, fleet: FleetView, now: float = 0.0, tokens: int = 3300) -> Estimate:
@@ -126,88 +126,42 @@ def test_a_saturated_instance_is_open_again_once_arrivals_fade() -> None:
     assert ask(QueueingEstimator(), fleet, now=30.0).ttft_s < 0.2
 
 
-# ---- instances of which nothing is known -------------------------------------------------------------------------
+# ---- instances of which little is known --------------------------------------------------------------------------
 
 
-def test_before_any_outcome_the_stated_default_speaks() -> None:
-    """Half a second, or what the constructor says; no wait is claimed."""
+def test_before_any_outcome_the_stated_default_speaks_under_its_own_name() -> None:
+    """Half a second, or what the constructor says, and more with each 25 under way; no wait is claimed at first."""
     fleet = FleetView([HOSTED])
     estimate = ask(QueueingEstimator(), fleet)
-    assert (estimate.ttft_s, estimate.ttft_p90_s, estimate.wait_s, estimate.source) == (0.5, 1.0, 0.0, "queueing")
+    assert (estimate.ttft_s, estimate.ttft_p90_s, estimate.wait_s, estimate.source) == (0.5, 1.0, 0.0, "default")
     assert ask(QueueingEstimator(default_ttft_s=0.2), fleet).ttft_s == 0.2
+    book(fleet, "api", 25, now=0.0)
+    assert ask(QueueingEstimator(), fleet).ttft_s == 1.0
 
 
-def test_one_slow_cold_sample_does_not_condemn_an_instance() -> None:
-    """Two samples say nothing yet, and a third fast one leaves the slow one an outlier."""
-    fleet, estimator = FleetView([HOSTED]), QueueingEstimator()
-    estimator.observe(ended(30.0, 31.0), HOSTED, 1.0)
-    assert ask(estimator, fleet, 1.0).ttft_s == 0.5
-    estimator.observe(ended(0.3, 1.0), HOSTED, 2.0)
-    assert ask(estimator, fleet, 2.0).ttft_s == 0.5
-    estimator.observe(ended(0.32, 1.0), HOSTED, 3.0)
-    assert ask(estimator, fleet, 3.0).ttft_s == pytest.approx(0.32)
+def test_a_plain_engines_queue_comes_first() -> None:
+    """Ten waiting, four running, answers of two seconds: five seconds by Little's law, and those sent since."""
+    plain = Instance(id="gpu", model="m", engine="vllm-0.32")
+    fleet, estimator = FleetView([plain]), QueueingEstimator()
+    estimator.observe(Outcome(query_id="q", instance_id="gpu", status="ok", ttft_s=0.5, total_s=2.0), plain, 0.0)
+    fleet.observe_gauges("gpu", Gauges(4.0, 10.0, 0.5, read_s=1.0), 1.0)
+    estimate = ask(estimator, fleet, 1.0)
+    assert (estimate.wait_s, estimate.ttft_s, estimate.source) == (5.0, 5.5, "queueing")
+    book(fleet, "gpu", 5, now=1.5)
+    assert ask(estimator, fleet, 1.5).wait_s == pytest.approx(7.5 + 0.1)
+    fleet.observe_gauges("gpu", Gauges(4.0, 0.0, 0.5, read_s=2.0), 2.0)
+    assert ask(estimator, fleet, 2.0).wait_s == pytest.approx(0.1)
+    fleet.observe_gauges("gpu", None, 3.0)
+    assert ask(estimator, fleet, 3.0).source == "default"
 
 
-def test_the_median_follows_a_lasting_change() -> None:
-    """When the provider slows down for good, so does the estimate, p90 with it."""
-    fleet, estimator = FleetView([HOSTED]), QueueingEstimator()
-    for second in range(40):
-        estimator.observe(ended(0.3, 2.0), HOSTED, float(second))
-    for second in range(40, 75):
-        estimator.observe(ended(1.2 + 0.01 * second, 2.0), HOSTED, float(second))
-    estimate = ask(estimator, fleet, 75.0)
-    assert 1.6 <= estimate.ttft_s <= 1.8
-    assert estimate.ttft_s < estimate.ttft_p90_s <= 1.95
-
-
-def test_an_instance_that_gets_no_traffic_is_forgotten_and_tried_again() -> None:
-    """A condemned instance would never be measured again: after two minutes the default is back."""
-    fleet, estimator = FleetView([HOSTED]), QueueingEstimator()
-    for second in range(5):
-        estimator.observe(ended(9.0, 10.0), HOSTED, float(second))
-    assert ask(estimator, fleet, 100.0).ttft_s == 9.0
-    assert ask(estimator, fleet, 125.0).ttft_s == 0.5
-
-
-def test_a_request_given_up_without_a_token_counts_as_at_least_that_slow() -> None:
-    """Three timeouts of 20 s make a stuck instance slow; quick cancels and errors teach nothing of its speed."""
-    fleet, stuck, fine = FleetView([HOSTED]), QueueingEstimator(), QueueingEstimator()
-    for second in range(3):
-        stuck.observe(ended(None, 20.0, "timeout"), HOSTED, float(second))
-        fine.observe(ended(None, 0.1, "cancelled"), HOSTED, float(second))
-        fine.observe(ended(None, 20.0, "error"), HOSTED, float(second))
-    assert ask(stuck, fleet, 3.0).ttft_s == 20.0
-    assert ask(fine, fleet, 3.0).ttft_s == 0.5
-
-
-def test_requests_beyond_the_usual_number_under_way_spread_the_next_ones() -> None:
-    """Each 25 beyond what the window shows (Little's law) add the median once more; the usual number adds nothing."""
-    fleet, estimator = FleetView([HOSTED]), QueueingEstimator()
-    for tick in range(41):  # ten completions per second of two seconds each: twenty under way
-        estimator.observe(ended(0.4, 2.0), HOSTED, tick / 10)
-    book(fleet, "api", 20, now=4.0)
-    assert ask(estimator, fleet, 4.0).ttft_s == pytest.approx(0.4, rel=0.01)
-    book(fleet, "api", 25, now=4.0, tag="s")
-    crowded = ask(estimator, fleet, 4.0)
-    assert crowded.ttft_s == pytest.approx(0.8, rel=0.05)
-    assert crowded.wait_s == pytest.approx(crowded.ttft_s - 0.4)
-
-
-def test_estimating_changes_nothing() -> None:
-    """The same question at the same time has the same answer, however often and in whatever order it is asked."""
-    fleet, estimator = FleetView([HOSTED]), QueueingEstimator()
-    for second in range(10):
-        estimator.observe(ended(0.1 * second, 1.0), HOSTED, float(second))
-    late, early = ask(estimator, fleet, 500.0), ask(estimator, fleet, 10.0)
-    assert (ask(estimator, fleet, 10.0), ask(estimator, fleet, 500.0)) == (early, late)
-
-
-def test_memory_of_outcomes_is_bounded() -> None:
-    """A hundred thousand outcomes leave what the last few dozen said."""
-    fleet, estimator = FleetView([HOSTED]), QueueingEstimator()
-    for number in range(100_000):
-        estimator.observe(ended(0.2 if number > 99_900 else 7.0, 1.0), HOSTED, number * 1e-3)
-    assert ask(estimator, fleet, 100.0).ttft_s == 0.2
+def test_a_calibrated_engines_queue_is_served_at_its_rate() -> None:
+    """Where gauges show requests waiting, the wait is at least their number over the service rate."""
+    fleet = FleetView([replayed()])
+    fleet.observe_gauges("gpu", Gauges(9.0, 6.0, 0.9, read_s=0.0), 0.0)
+    estimate = ask(QueueingEstimator(), fleet)
+    assert estimate.wait_s == pytest.approx(3.0)
+    assert estimate.source == "queueing"
 
 
 # ---- prefill throughput ------------------------------------------------------------------------------------------
@@ -235,13 +189,13 @@ def test_the_decode_step_can_be_left_out() -> None:
 
 
 def test_without_state_or_calibration_the_fallback_speaks_in_the_open() -> None:
-    """No snapshot, a stale one and a hosted instance are answered by queueing, and say so."""
+    """No snapshot, a stale one and a hosted instance are answered by others, and say so."""
     fleet = FleetView([replayed("silent"), replayed("gpu"), HOSTED], stale_after_s=2.0)
     fleet.observe_snapshot(snapshot(3300), 0.0)
     estimator = PrefillThroughputEstimator()
     fleet.age(0.0)
     sources = [estimate.source for estimate in estimator.estimate(QUERY, fleet, [100] * 3, 0.0)]
-    assert sources == ["queueing", "prefill_throughput", "queueing"]
+    assert sources == ["queueing", "prefill_throughput", "default"]
     fleet.age(10.0)
     stale = estimator.estimate(QUERY, fleet, [100] * 3, 10.0)[1]
     assert (stale.source, stale.snapshot_age_s) == ("queueing", 10.0)
@@ -249,7 +203,7 @@ def test_without_state_or_calibration_the_fallback_speaks_in_the_open() -> None:
 
 def test_outcomes_reach_the_fallback() -> None:
     """What the fallback learns, the throughput estimator answers with."""
-    fleet, estimator = FleetView([HOSTED]), PrefillThroughputEstimator()
+    fleet, estimator = FleetView([HOSTED]), make_estimator("prefill_throughput")
     for second in range(3):
         estimator.observe(ended(0.7, 1.0), HOSTED, float(second))
     assert estimator.estimate(QUERY, fleet, [100], 3.0)[0].ttft_s == 0.7

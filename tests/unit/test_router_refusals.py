@@ -138,7 +138,7 @@ def test_outcomes_release_their_entry_once_and_teach_the_estimator() -> None:
     assert router.fleet.views[0].num_outstanding == 0
     estimate = choice(router.decide(query(), 1.0)).estimate
     assert estimate is not None
-    assert (estimate.ttft_s, estimate.source) == (0.25, "queueing")
+    assert (estimate.ttft_s, estimate.source) == (0.25, "history")
 
 
 def test_outcomes_of_instances_that_are_gone_are_harmless() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.estimate.history import Fallback
 from headway.estimate.queueing import QueueingEstimator
 from headway.fleet import FleetView, InstanceView
 from headway.types import Estimate, Instance, Outcome, Query
@@ -20,9 +21,9 @@ class PrefillThroughputEstimator:
 
     name = "prefill_throughput"
 
-    def __init__(self, *, include_decode_step: bool = True, fallback: QueueingEstimator | None = None) -> None:
+    def __init__(self, *, include_decode_step: bool = True, fallback: Fallback | None = None) -> None:
         self._include_decode_step = include_decode_step
-        self._fallback = fallback if fallback is not None else QueueingEstimator()
+        self._fallback: Fallback = fallback if fallback is not None else QueueingEstimator()
 
     def estimate(self, query: Query, fleet: FleetView, prompt_tokens: Sequence[int], now: float) -> list[Estimate]:
         """One estimate per instance in fleet order."""

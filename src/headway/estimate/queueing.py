@@ -1,25 +1,23 @@
-"""Time to first token without an engine to replay: average-case queueing, or what the instance was seen to do.
+"""Time to first token without an engine to replay and without a history: average-case queueing.
 
 Calibrated instances get the limited-processor-sharing average case: at most k requests share the engine, and a
-newcomer waits ``ρ^k/(μ−α)`` on average. Of instances about which nothing is known (hosted ones), the median of recent
-times to first token speaks. This is the fallback of every other estimator; it refuses to guess from one sample.
+newcomer waits ``ρ^k/(μ−α)`` on average. A plain vLLM shows how many requests wait in it: these come first, at the rate
+at which it was seen, or is known, to serve. That rate is an average over requests of all lengths, so the wait can be
+far off for the queue at hand. Where nothing at all is known a stated default speaks, under its own name.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from headway.fleet import FleetView, InstanceView
 from headway.types import Calibration, Estimate, Instance, Outcome, Query
 
-#: Fewer samples than this say nothing: one slow cold start must not condemn an instance.
-MIN_SAMPLES = 3
-_WINDOW_SAMPLES = 64
 _UNKNOWN_RATIO_P90 = 2.0
 _UNKNOWN_CONCURRENCY = 25
+#: How long an answer takes on an instance of which none was seen, seconds, and the weight of the newest one seen.
+_UNKNOWN_TOTAL_S, _TOTAL_WEIGHT = 5.0, 0.1
 
 
 def lps_wait_s(
@@ -36,70 +34,22 @@ def lps_wait_s(
     return float(variability * rho**concurrency / (service_rate_per_s - arrival_rate_per_s))
 
 
-class _Seen(NamedTuple):
-    """What the recent outcomes of one instance amount to, until ``expires_s``."""
-
-    ttft_s: float
-    ttft_p90_s: float
-    usual_outstanding: float
-    expires_s: float
-
-
-class _Window:
-    """Recent outcomes of one instance: (end time, TTFT) and (end time, total time)."""
-
-    def __init__(self) -> None:
-        self.ttfts: deque[tuple[float, float]] = deque(maxlen=_WINDOW_SAMPLES)
-        self.totals: deque[tuple[float, float]] = deque(maxlen=_WINDOW_SAMPLES)
-        self.seen: _Seen | None = None
-
-    def summarise(self, now: float, max_age_s: float) -> None:
-        """Set ``seen`` from the samples not older than ``max_age_s``, or to None where they are too few."""
-        fresh = sorted(ttft_s for end_s, ttft_s in self.ttfts if end_s >= now - max_age_s)
-        if len(fresh) < MIN_SAMPLES:
-            self.seen = None
-            return
-        self.seen = _Seen(
-            ttft_s=fresh[(len(fresh) - 1) // 2],
-            ttft_p90_s=fresh[math.ceil(0.9 * len(fresh)) - 1],
-            usual_outstanding=self._usual_outstanding(now - max_age_s),
-            expires_s=self.ttfts[-MIN_SAMPLES][0] + max_age_s,
-        )
-
-    def _usual_outstanding(self, since_s: float) -> float:
-        """Little's law over the window: completions per second × their mean time under way."""
-        fresh = [(end_s, total_s) for end_s, total_s in self.totals if end_s >= since_s]
-        if not fresh:
-            return 0.0
-        totals = [total_s for _, total_s in fresh]
-        span_s = max(fresh[-1][0] - fresh[0][0], *totals, 1e-3)
-        return sum(totals) / span_s
-
-
 class QueueingEstimator:
-    """Average-case estimates for calibrated instances, observed ones for the rest.
+    """Average-case estimates; the last estimator that is asked.
 
-    Calibrated: ``L = W + p/θ + T_dec`` with :func:`lps_wait_s` at the instance's arrival rate; ``arrival_cv`` and
-    ``service_cv`` set the variability factor. Source: the latency-aware router's average case.
-    Uncalibrated: the median TTFT of the last 64 outcomes within ``max_age_s``, ``default_ttft_s`` before three of them;
-    each 25 requests beyond the number usually under way add it once more, so that simultaneous requests spread. A
-    slow instance that gets no traffic is forgotten after ``max_age_s`` and thereby tried again.
+    Calibrated, by a profile that observed times do not contradict: ``L = W + p/θ + T_dec`` with :func:`lps_wait_s` at
+    the instance's arrival rate; ``arrival_cv`` and ``service_cv`` set the variability factor. Source: the latency-aware
+    router's average case. Where gauges show requests waiting, W is at least their number ÷ μ.
+    Uncalibrated: ``default_ttft_s``, and the same again for each 25 requests under way, so that simultaneous requests
+    spread; with gauges, W is the requests waiting × mean time under way ÷ requests running (Little's law) on top.
     """
 
     name = "queueing"
 
-    def __init__(
-        self,
-        *,
-        arrival_cv: float = 1.0,
-        service_cv: float = 1.0,
-        default_ttft_s: float = 0.5,
-        max_age_s: float = 120.0,
-    ) -> None:
+    def __init__(self, *, arrival_cv: float = 1.0, service_cv: float = 1.0, default_ttft_s: float = 0.5) -> None:
         self._variability = (arrival_cv**2 + service_cv**2) / 2.0
-        self._default = _Seen(default_ttft_s, default_ttft_s * _UNKNOWN_RATIO_P90, 0.0, math.inf)
-        self._max_age_s = max_age_s
-        self._windows: dict[str, _Window] = {}
+        self._default_ttft_s = default_ttft_s
+        self._totals: dict[str, float] = {}
 
     def estimate(self, query: Query, fleet: FleetView, prompt_tokens: Sequence[int], now: float) -> list[Estimate]:
         """One estimate per instance in fleet order."""
@@ -108,35 +58,40 @@ class QueueingEstimator:
     def estimate_one(self, view: InstanceView, prompt_tokens: int, now: float) -> Estimate:
         """The estimate of one instance; other estimators fall back on it."""
         calibration = view.instance.calibration
-        if calibration is not None:
+        if calibration is not None and view.clock_trusted:
             return self._average_case(view, calibration, prompt_tokens, now)
-        window = self._windows.get(view.instance.id)
-        seen = window.seen if window is not None else None
-        if seen is None or now > seen.expires_s:
-            seen = self._default
-        crowd = 1.0 + max(0.0, view.num_outstanding - seen.usual_outstanding) / _UNKNOWN_CONCURRENCY
-        ttft_s = seen.ttft_s * crowd
-        return Estimate(ttft_s, seen.ttft_p90_s * crowd, ttft_s - seen.ttft_s, "queueing", view.snapshot_age_s)
+        by_gauges_s = self._wait_by_gauges_s(view, now)
+        source = "default" if by_gauges_s is None else self.name
+        wait_s = self._default_ttft_s * view.num_outstanding / _UNKNOWN_CONCURRENCY + (by_gauges_s or 0.0)
+        ttft_s = wait_s + self._default_ttft_s
+        return Estimate(ttft_s, ttft_s * _UNKNOWN_RATIO_P90, wait_s, source, view.snapshot_age_s)
 
     def observe(self, outcome: Outcome, instance: Instance, now: float) -> None:
-        """Remember TTFT and time under way of an uncalibrated instance's outcome."""
-        if instance.calibration is not None:
-            return
-        window = self._windows.setdefault(instance.id, _Window())
-        ttft_s = outcome.ttft_s
-        if ttft_s is None and outcome.status in ("timeout", "cancelled") and outcome.total_s is not None:
-            # No token came in all that time: the TTFT is at least this, which is news only where it is slow.
-            usual_s = (window.seen or self._default).ttft_s
-            ttft_s = outcome.total_s if outcome.total_s > usual_s else None
-        if ttft_s is not None:
-            window.ttfts.append((now, ttft_s))
-        if outcome.total_s is not None and outcome.status not in ("error", "rejected"):
-            window.totals.append((now, outcome.total_s))
-        window.summarise(now, self._max_age_s)
+        """Remember how long answers of an uncalibrated instance take."""
+        if instance.calibration is None and outcome.status == "ok" and outcome.total_s is not None:
+            known_s = self._totals.get(instance.id, outcome.total_s)
+            self._totals[instance.id] = known_s + _TOTAL_WEIGHT * (outcome.total_s - known_s)
+
+    def _wait_by_gauges_s(self, view: InstanceView, now: float) -> float | None:
+        gauges = view.gauges
+        if gauges is None:
+            return None
+        total_s = self._totals.get(view.instance.id, _UNKNOWN_TOTAL_S)
+        return num_waiting(view, now) * total_s / max(gauges.num_running, 1.0)
 
     def _average_case(self, view: InstanceView, calibration: Calibration, prompt_tokens: int, now: float) -> Estimate:
         wait_s = lps_wait_s(
             view.arrival_rate_at(now), calibration.service_rate_per_s, calibration.concurrency, self._variability
         )
+        if view.gauges is not None:
+            wait_s = max(wait_s, num_waiting(view, now) / calibration.service_rate_per_s)
         ttft_s = wait_s + prompt_tokens / calibration.prefill_tokens_per_s + calibration.decode_step_s
-        return Estimate(ttft_s, ttft_s * calibration.ttft_ratio_p90, wait_s, "queueing", view.snapshot_age_s)
+        return Estimate(ttft_s, ttft_s * calibration.ttft_ratio_p90, wait_s, self.name, view.snapshot_age_s)
+
+
+def num_waiting(view: InstanceView, now: float) -> float:
+    """Requests that wait in the engine by its gauges, and those sent since while some did. 0 without gauges."""
+    gauges = view.gauges
+    if gauges is None or gauges.num_waiting <= 0:
+        return 0.0
+    return gauges.num_waiting + sum(1 for entry in view.unanswered.values() if entry.booked_s > gauges.read_s)

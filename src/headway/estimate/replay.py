@@ -1,8 +1,8 @@
 """TTFT by replay of the engine's own token batching (the paper's batch-execution-aware estimate, BEA).
 
-White-box: an instance's present state is replayed natively until the newcomer's first token. Where no state can be
-replayed (hosted, silent or stale snapshots) the queueing estimate answers instead, and says so in
-``Estimate.source``. This file refuses to guess silently.
+White-box: an instance's present state, shown in snapshots or kept as a shadow, is replayed natively until the
+newcomer's first token. Where no state can be replayed (hosted, silent, out of step with its profile) another estimate
+answers instead, and says so in ``Estimate.source``. This file refuses to guess silently.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplayEstimator", "ReplayedEngine", "TokenBatch", "replay", "time_until_feasible"]
 
+#: How much wider the 90 % quantile is where part of an instance's load is unknown.
+WIDENED_RATIO_P90 = 2.0
 _DRAIN_RESOLUTION = 1 / 64
 
 
@@ -64,7 +66,11 @@ def time_until_feasible(engine: ReplayedEngine, prompt_tokens: int, ttft_target_
 
 
 class ReplayEstimator:
-    """BEA on every instance that can be replayed, ``fallback`` on the others."""
+    """BEA on every instance that can be replayed, ``fallback`` on the others.
+
+    Replayed times are stretched by the instance's ``clock_scale``. Where its step times are not to be trusted the
+    fallback speaks, and ``Estimate.raw_ttft_s`` goes on to say what the replay would have.
+    """
 
     name = "replay"
 
@@ -73,17 +79,27 @@ class ReplayEstimator:
 
     def estimate(self, query: Query, fleet: FleetView, prompt_tokens: Sequence[int], now: float) -> list[Estimate]:
         """One estimate per instance in fleet order; all replays in one native call."""
-        ttfts, waits = fleet.first_tokens(prompt_tokens, query.priority)
+        ttfts, waits = fleet.first_tokens(prompt_tokens, query.priority, query.prefix_blocks, query.counted_tokens)
         others: list[Estimate] | None = None
         estimates: list[Estimate] = []
         for index, view in enumerate(fleet.views):
-            ttft_s, wait_s = ttfts[index], waits[index]
-            if ttft_s is None or wait_s is None:
-                if others is None:
-                    others = self._fallback.estimate(query, fleet, prompt_tokens, now)
-                estimates.append(others[index])
-            else:
-                estimates.append(Estimate(ttft_s, ttft_s * view.ttft_ratio_p90, wait_s, "replay", view.snapshot_age_s))
+            raw_s, wait_s = ttfts[index], waits[index]
+            if raw_s is not None and wait_s is not None and view.clock_trusted:
+                ttft_s = raw_s * view.clock_scale
+                p90_s = ttft_s * view.ttft_ratio_p90
+                if view.source == "shadow_widened":
+                    p90_s *= WIDENED_RATIO_P90
+                wait_s *= view.clock_scale
+                estimates.append(Estimate(ttft_s, p90_s, wait_s, view.source, view.snapshot_age_s, raw_s))
+                continue
+            if others is None:
+                others = self._fallback.estimate(query, fleet, prompt_tokens, now)
+            other = others[index]
+            if raw_s is not None:
+                other = Estimate(
+                    other.ttft_s, other.ttft_p90_s, other.wait_s, other.source, other.snapshot_age_s, raw_s
+                )
+            estimates.append(other)
         return estimates
 
     def observe(self, outcome: Outcome, instance: Instance, now: float) -> None:

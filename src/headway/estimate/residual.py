@@ -1,8 +1,10 @@
-"""The residual gate: whether an instance's clock can be trusted, told by predicted against observed TTFT.
+"""What observed times to first token say of an instance's step times: how to correct them, or to stop using them.
 
-A wrong profile makes every replay wrong by one factor. That shows in the ratio of observed to predicted TTFT, and the
-rules that would pile queries up by such a clock must then stand back. The gate corrects nothing and hides nothing: it
-says trusted or not, and why in numbers.
+A wrong profile makes every replay wrong by about one factor, which shows in the ratio of observed to replayed TTFT. A
+moderate factor is taken out: replayed times are stretched by it, within bounds, and by no more than the pairs seen are
+sure of, so that noise around a right profile moves nothing. A factor beyond that is no correction but another engine:
+the profile is stale, other estimates speak, and the replay is only compared, until it has been right for a while. Both
+are told in numbers; nothing is hidden.
 """
 
 from __future__ import annotations
@@ -15,38 +17,95 @@ from msgspec import Struct
 
 #: Pairs in which neither time reaches this say more about the network than about the clock, seconds.
 FLOOR_S = 0.05
+#: Replayed times are stretched by no more and no less.
+CORRECTION_BOUNDS = (0.5, 2.0)
+#: So many pairs are needed before anything is corrected, and so many good ones before a stale profile is used again.
+_MIN_CORRECTED, _NUM_GOOD = 16, 16
+#: A median within this many of its standard errors from no error at all is left alone.
+_STANDARD_ERRORS = 2.0
+#: A step towards the wanted correction with each pair, so that no single one makes a jump.
+_GAIN = 0.2
 
 
 class Residual(Struct, frozen=True):
-    """The median of observed ÷ predicted TTFT over the last pairs; ``ratio`` is None before there are enough."""
+    """The median of observed ÷ replayed TTFT over the last pairs; ``ratio`` is None before there are enough.
+
+    ``correction`` is what replayed times are to be multiplied by; ``trusted`` False means that they are not to be used.
+    """
 
     ratio: float | None
     num_pairs: int
     trusted: bool
+    correction: float = 1.0
+
+
+class _Watched:
+    """One instance: logarithms of its last ratios, and what they have led to."""
+
+    __slots__ = ("correction", "logs", "num_since_lost", "trusted")
+
+    def __init__(self, window: int) -> None:
+        self.logs: deque[float] = deque(maxlen=window)
+        self.trusted = True
+        self.num_since_lost = 0
+        self.correction = 1.0
 
 
 class ResidualGate:
-    """Watches each instance's ratio of observed to predicted TTFT over a window of pairs.
+    """Watches each instance's ratio of observed to replayed TTFT over a window of pairs.
 
-    Trust is lost when the median leaves [1/band, band], and regained when it is back inside; before ``min_pairs`` an
-    instance is trusted. The median, so that some stalls or a burst that joined a batch condemn nobody.
+    Trust is lost when the median leaves [1/band, band], and regained when that of the last 16 is back inside; before
+    ``min_pairs`` an instance is trusted. The median, so that some stalls or a burst that joined a batch condemn nobody.
+    Without ``correcting`` every correction stays 1.
     """
 
-    def __init__(self, *, band: float = 4.0, window: int = 32, min_pairs: int = 8) -> None:
-        self._band, self._window, self._min_pairs = band, window, min_pairs
-        self._ratios: dict[str, deque[float]] = {}
+    def __init__(self, *, band: float = 3.0, window: int = 32, min_pairs: int = 8, correcting: bool = True) -> None:
+        self._log_band, self._window, self._min_pairs = math.log(band), window, min_pairs
+        self._correcting = correcting
+        self._watched: dict[str, _Watched] = {}
 
-    def observe(self, instance_id: str, predicted_s: float, observed_s: float) -> Residual:
-        """Take a pair of an answered query, and say how the instance stands."""
-        ratios = self._ratios.setdefault(instance_id, deque(maxlen=self._window))
-        if math.isfinite(predicted_s) and predicted_s > 0 and max(predicted_s, observed_s) >= FLOOR_S:
-            ratios.append(observed_s / predicted_s)
+    def observe(self, instance_id: str, replayed_s: float, observed_s: float) -> Residual:
+        """Take a pair of an answered query, and say how the instance stands. ``replayed_s`` is not yet corrected."""
+        watched = self._watched.get(instance_id)
+        if watched is None:
+            watched = self._watched[instance_id] = _Watched(self._window)
+        if math.isfinite(replayed_s) and replayed_s > 0 and observed_s > 0 and max(replayed_s, observed_s) >= FLOOR_S:
+            watched.logs.append(math.log(observed_s / replayed_s))
+            self._judge(watched)
         return self.residual(instance_id)
 
     def residual(self, instance_id: str) -> Residual:
         """How the instance stands now."""
-        ratios = self._ratios.get(instance_id, ())
-        if len(ratios) < self._min_pairs:
-            return Residual(None, len(ratios), True)
-        ratio = median(ratios)
-        return Residual(ratio, len(ratios), 1 / self._band <= ratio <= self._band)
+        watched = self._watched.get(instance_id)
+        if watched is None:
+            return Residual(None, 0, True)
+        num_pairs = len(watched.logs)
+        ratio = math.exp(median(watched.logs)) if num_pairs >= self._min_pairs else None
+        return Residual(ratio, num_pairs, watched.trusted, watched.correction)
+
+    def _judge(self, watched: _Watched) -> None:
+        logs = watched.logs
+        if len(logs) < self._min_pairs:
+            return
+        if watched.trusted:
+            watched.trusted = abs(median(logs)) <= self._log_band
+            watched.num_since_lost = 0
+        else:
+            watched.num_since_lost += 1
+            last = list(logs)[-_NUM_GOOD:]
+            if watched.num_since_lost >= _NUM_GOOD and abs(median(last)) <= self._log_band:
+                watched.trusted = True
+                logs.clear()  # what led to the loss is no longer true
+                logs.extend(last)
+        if self._correcting and len(logs) >= _MIN_CORRECTED:
+            step = _GAIN * (math.log(_wanted(logs)) - math.log(watched.correction))
+            low, high = CORRECTION_BOUNDS
+            watched.correction = min(max(watched.correction * math.exp(step), low), high)
+
+
+def _wanted(logs: deque[float]) -> float:
+    """The factor that the pairs are sure of: their median, less two of its standard errors towards no error."""
+    middle = median(logs)
+    spread = 1.4826 * median([abs(one - middle) for one in logs])
+    unsure = _STANDARD_ERRORS * 1.2533 * spread / math.sqrt(len(logs))
+    return math.exp(math.copysign(max(abs(middle) - unsure, 0.0), middle))

@@ -1,28 +1,31 @@
 """Snapshots and bookings in, engines aged to ``now`` out: what the router knows of its instances.
 
 What an instance last showed is completed to the end of the batch in flight, joined with the ledger (requests sent
-there that nothing shows yet) and replayed forward. This file is pure: it takes ``now``, reads no clock, and refuses to
-present a missing or stale state as a fresh one.
+there that nothing shows yet) and replayed forward; one that shows nothing may have a shadow instead. This file keeps
+the ledger and takes in the world; it is pure: it takes ``now`` and reads no clock, and refuses to lose a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from headway._core import EngineGroup, LengthRule, ReplayedEngine, TruthEngine
+from headway._core import EngineGroup, LengthRule, TruthEngine
 from headway.errors import EngineInputError
-from headway.fleet.completion import complete, mismatch
+from headway.fleet.ageing import REMEMBER_RELEASED_S, Ageing, forget_before
+from headway.fleet.completion import mismatch
+from headway.fleet.gauges import SETTLE_S, Gauges
+from headway.fleet.prefix import PrefixStore
+from headway.fleet.shadow import Shadow
 from headway.fleet.view import (
     ARRIVAL_RATE_WINDOW_S,
     DEFAULT_OUTPUT_TOKENS,
     InstanceView,
     LedgerEntry,
 )
-from headway.types import EngineRequest, Instance, Snapshot, StepTime
-
-_REMEMBER_RELEASED_S = 10.0
+from headway.types import Instance, Snapshot
 
 
 class FleetView:
@@ -37,19 +40,32 @@ class FleetView:
         length_rule: LengthRule | None = None,
         ageing: bool = True,
         replay_ledger: bool = True,
+        shadowed: Collection[str] = (),
     ) -> None:
         """``default_output_tokens`` is expected of requests that other routers sent, ``length_rule`` says how long a
-        resident's answer is expected to become (by default it survives its prediction).
+        resident's answer is expected to become (by default it survives its prediction). The ``shadowed`` instances are
+        replayed from what is sent there; they need limits and a step time.
 
         Without ``ageing`` engines stand still between snapshots, without ``replay_ledger`` what was sent since a
         snapshot is not replayed: both exist to show what they are worth.
         """
         self.views = [InstanceView(instance) for instance in instances]
         self._index = {instance.id: index for index, instance in enumerate(instances)}
-        self._stale_after_s = stale_after_s
-        self._default_output_tokens = default_output_tokens
-        self._length_rule = LengthRule("survival") if length_rule is None else length_rule
-        self._ageing, self._replay_ledger = ageing, replay_ledger
+        self._ageing = Ageing(
+            LengthRule("survival") if length_rule is None else length_rule,
+            default_output_tokens=default_output_tokens,
+            stale_after_s=stale_after_s,
+            ageing=ageing,
+            replay_ledger=replay_ledger,
+        )
+        for view in self.views:
+            limits, step_time = view.instance.limits, view.instance.step_time
+            if limits is not None and limits.prefix_caching:
+                view.prefixes = PrefixStore(limits.num_blocks - 1)
+            if view.instance.id in shadowed and limits is not None and step_time is not None:
+                view.shadow, view.source = Shadow(limits, step_time), "shadow"
+        #: Tokens per block of the prompt that a query should name; None where no instance has a prefix cache.
+        self.prefix_block_tokens = _common_block_tokens(self.views)
         self._ledger: dict[str, LedgerEntry] = {}
         self._group: EngineGroup | None = None
         self._group_members: list[int] = []
@@ -57,6 +73,7 @@ class FleetView:
         self._prompt_tokens = np.zeros(count, np.int64)
         self._ttft_s = np.zeros(count, np.float64)
         self._wait_s = np.zeros(count, np.float64)
+        self._cached_tokens = np.zeros(count, np.int64)
 
     def index(self, instance_id: str) -> int:
         """Position of an instance in ``views``. Raises KeyError."""
@@ -70,6 +87,8 @@ class FleetView:
         known = view.snapshot
         if known is not None and known.engine_start == snapshot.engine_start and snapshot.sequence <= known.sequence:
             return
+        if known is not None and known.engine_start != snapshot.engine_start and view.prefixes is not None:
+            view.prefixes.clear()
         view.snapshot, view.shown_s = snapshot, snapshot.engine_s
         view.snapshot_is_new = True
         view.problem = mismatch(view.instance, snapshot)
@@ -85,6 +104,36 @@ class FleetView:
         view.snapshot_age_s = 0.0
         view.snapshot_is_new = True
 
+    def observe_gauges(self, instance_id: str, gauges: Gauges | None, now: float) -> None:
+        """Take in an engine's gauges; None where they could not be read, which proves nothing either way."""
+        view = self.views[self._index[instance_id]]
+        before_s = math.inf if view.gauges is None else view.gauges.read_s
+        view.gauges = gauges
+        if gauges is None:
+            return
+        if gauges.generated_tokens is not None:
+            if gauges.generated_tokens < view.generated_tokens:  # a counter that only rises while its engine lives
+                self.observe_restart(instance_id, now, sent_before_s=before_s)
+            view.generated_tokens = gauges.generated_tokens
+        limits = view.instance.limits
+        since_s = gauges.read_s - SETTLE_S
+        view.agreement.read(
+            gauges.num_running + gauges.num_waiting,
+            num_settled=sum(1 for entry in view.ledger.values() if entry.booked_s < since_s),
+            num_possible=len(view.ledger) + sum(1 for ended_s in view.released.values() if ended_s >= since_s),
+        )
+        problem = None if limits is None else gauges.unlike(limits)
+        view.problem = problem or (None if view.shadow is None else view.agreement.in_words())
+
+    def observe_restart(self, instance_id: str, now: float, *, sent_before_s: float = math.inf) -> None:
+        """Note that an engine is gone, or came back without what it had been sent before ``sent_before_s``."""
+        view = self.views[self._index[instance_id]]
+        if view.prefixes is not None:
+            view.prefixes.clear()
+        if view.shadow is not None:
+            view.shadow.restart(now, sent_before_s)
+            view.look_s = now
+
     def set_health(self, instance_id: str, healthy: bool) -> None:
         """Mark an instance healthy or not; unhealthy ones are not chosen."""
         self.views[self._index[instance_id]].healthy = healthy
@@ -92,6 +141,10 @@ class FleetView:
     def set_draining(self, instance_id: str, draining: bool) -> None:
         """Mark an instance as draining: it finishes what it has and gets nothing new."""
         self.views[self._index[instance_id]].draining = draining
+
+    def set_resting(self, instance_id: str, resting: bool) -> None:
+        """Mark an instance as one that asked to be left alone for a while; it is not chosen meanwhile."""
+        self.views[self._index[instance_id]].resting = resting
 
     # ------------------------------------------------------------ the ledger
 
@@ -113,10 +166,16 @@ class FleetView:
         predicted_wait_s: float | None = None,
         due_s: float | None = None,
         utility: float | None = None,
+        raw_ttft_s: float | None = None,
+        is_streamed: bool = True,
+        prefix_blocks: Sequence[int] = (),
+        counted_tokens: int = 0,
     ) -> None:
         """Enter a request that is about to be sent. Raises EngineInputError when its id is booked already.
 
-        ``predicted_ttft_s`` is what a replay said, for the residual gate to compare with what comes.
+        ``predicted_ttft_s`` is what a replay said, ``raw_ttft_s`` the same before any correction (None: there was
+        none), for the residuals to compare with what comes. Where not ``is_streamed``, nothing of the answer is seen
+        before its end. ``prefix_blocks`` and ``counted_tokens`` are those of the query.
         ``predicted_wait_s``, until its prefill starts, ``due_s``, when its first token is due (monotonic), and its
         ``utility`` tell what it stands to lose by those who come after it.
         """
@@ -131,36 +190,54 @@ class FleetView:
             max_tokens,
             priority,
             booked_s=now,
-            predicted_ttft_s=predicted_ttft_s,
+            raw_ttft_s=predicted_ttft_s if raw_ttft_s is None else raw_ttft_s,
+            is_streamed=is_streamed,
         )
         view = self.views[index]
         if view.at_risk is not None and predicted_ttft_s is not None and predicted_wait_s is not None:
             view.at_risk.join(request_id, now + predicted_wait_s, now + predicted_ttft_s, due_s, utility)
         self._ledger[request_id] = view.ledger[request_id] = entry
+        if is_streamed:
+            view.unanswered[request_id] = entry
         view.num_outstanding += 1
+        if view.prefixes is not None and prefix_blocks:
+            entry.cached_tokens = self._cached(view, prompt_tokens, prefix_blocks, counted_tokens)
+            view.prefixes.add(prefix_blocks)
         view.arrival_rate_per_s, view.rate_at_s = view.arrival_rate_at(now) + 1 / ARRIVAL_RATE_WINDOW_S, now
         if view.is_live:
             return  # the engine shows it with the next look
-        view.unseen[request_id] = entry
+        if view.shadow is None:
+            view.unseen[request_id] = entry
+        else:
+            try:
+                view.shadow.sent(entry, now)
+            except EngineInputError as error:
+                view.problem = f"request {request_id} cannot be replayed: {error}"
         if view.engine is not None:
-            self._advance(view, now)
-            self._submit(view, entry)
+            self._ageing.advance(view, now)
+            self._ageing.submit(view, entry)
 
     def entry(self, request_id: str) -> LedgerEntry | None:
         """The ledger entry of a request that was booked and not released."""
         return self._ledger.get(request_id)
 
     def first_token_seen(self, request_id: str, now: float) -> None:
-        """Note that the answer has begun, so that a later snapshot without the request means that it ended."""
+        """Note that the answer has begun: a later snapshot without the request then means that it ended."""
         entry = self._ledger.get(request_id)
         if entry is not None and entry.first_token_s is None:
-            entry.first_token_s = now
             view = self.views[entry.index]
             if view.at_risk is not None:
                 view.at_risk.leave(request_id)
+            entry.first_token_s = view.answered_s = now
+            view.unanswered.pop(request_id, None)
+            if view.shadow is not None:
+                view.shadow.first_token(entry, now)
 
-    def release(self, request_id: str, now: float) -> bool:
-        """Take a request out of the ledger, whatever its end was. Idempotent: True only the first time."""
+    def release(self, request_id: str, now: float, output_tokens: int | None = None) -> bool:
+        """Take a request out of the ledger, whatever its end was. Idempotent: True only the first time.
+
+        ``output_tokens`` are those that the engine reported, None where it did not.
+        """
         entry = self._ledger.pop(request_id, None)
         if entry is None:
             return False
@@ -169,48 +246,42 @@ class FleetView:
         view.unseen.pop(request_id, None)
         if view.at_risk is not None:
             view.at_risk.leave(request_id)
+        view.unanswered.pop(request_id, None)
         view.num_outstanding -= 1
+        if view.prefixes is not None and output_tokens and view.instance.limits is not None:
+            view.prefixes.add_anonymous(output_tokens // view.instance.limits.block_size)
+        if view.shadow is not None:
+            view.shadow.ended(entry, now, output_tokens)
         engine_id = entry.engine_id or request_id
         if not view.is_live:
             view.released[request_id] = now
+            forget_before(view.released, now - REMEMBER_RELEASED_S)
             if view.engine is not None:
                 view.engine.cancel(engine_id)
         return True
 
-    # ------------------------------------------------------------ ageing
+    # ------------------------------------------------------------ engines at a time
 
     def age(self, now: float) -> None:
-        """Replay every engine to ``now``, from its newest snapshot where one has come in."""
+        """Replay every engine to ``now``, from its newest state where one has come in."""
         members_changed = self._group is None
         for view in self.views:
-            shown_s = view.shown_s
-            if shown_s is None:
-                continue
-            if view.is_live and view.engine is not None and view.mirrored is not None:
-                view.aged_to_s = view.mirrored.mirror(view.engine, self._length_rule)
-                self._advance(view, now)
-                continue
-            had_engine = view.engine is not None
-            if view.snapshot_is_new:
-                self._rebuild(view, shown_s, now)
-            view.snapshot_age_s = max(now - shown_s, 0.0)
-            if now > view.fresh_until_s and self._is_overdue(view, now):
-                view.stale, view.engine = True, None
-            elif view.stale:
-                view.stale = False
-                self._rebuild(view, shown_s, now)
-            elif now > view.aged_to_s:
-                self._advance(view, now)
-            members_changed |= had_engine != (view.engine is not None)
+            members_changed |= self._ageing.age(view, now)
         if members_changed:
             self._regroup()
 
     def first_tokens(
-        self, prompt_tokens: Sequence[int], priority: int
+        self,
+        prompt_tokens: Sequence[int],
+        priority: int,
+        prefix_blocks: Sequence[int] = (),
+        counted_tokens: int = 0,
     ) -> tuple[list[float | None], list[float | None]]:
         """TTFT and wait of a newcomer on each instance, in seconds; all replays in one native call.
 
-        None where no engine can be replayed, infinite where the newcomer cannot run. Call :meth:`age` first.
+        ``prefix_blocks`` and ``counted_tokens`` are those of the query. None where no engine can be replayed, infinite
+        where the newcomer cannot run. Times are by the engines' step times as they are configured (``clock_scale`` is
+        left out). Call :meth:`age` first.
         """
         members = self._group_members
         if self._group is None or not members:
@@ -219,7 +290,16 @@ class FleetView:
         count = len(members)
         whole = count == len(self.views)
         self._prompt_tokens[:count] = prompt_tokens if whole else [prompt_tokens[index] for index in members]
-        self._group.first_tokens(self._prompt_tokens[:count], self._ttft_s[:count], self._wait_s[:count], priority)
+        cached = None
+        if prefix_blocks:
+            cached = self._cached_tokens[:count]
+            cached[:] = [
+                self._cached(self.views[index], prompt_tokens[index], prefix_blocks, counted_tokens)
+                for index in members
+            ]
+        self._group.first_tokens(
+            self._prompt_tokens[:count], self._ttft_s[:count], self._wait_s[:count], priority, cached
+        )
         found_ttft: list[float] = self._ttft_s[:count].tolist()
         found_wait: list[float] = self._wait_s[:count].tolist()
         if whole:
@@ -230,99 +310,25 @@ class FleetView:
             ttft_s[index], wait_s[index] = ttft, wait
         return ttft_s, wait_s
 
-    # ------------------------------------------------------------ from a snapshot to an engine
+    def _cached(self, view: InstanceView, prompt_tokens: int, prefix_blocks: Sequence[int], counted_tokens: int) -> int:
+        """Tokens of a prompt that the instance's prefix cache should hold; its own count of them, full blocks or not.
+
+        Named blocks are of counted tokens: where a model's count is corrected, a block is that much longer.
+        """
+        if view.prefixes is None or self.prefix_block_tokens is None:
+            return 0
+        hits = view.prefixes.num_hits(prefix_blocks) * self.prefix_block_tokens
+        if counted_tokens > 0 and counted_tokens != prompt_tokens:
+            hits = int(hits * prompt_tokens / counted_tokens)
+        return min(hits, prompt_tokens)
 
     def _regroup(self) -> None:
         self._group_members = [index for index, view in enumerate(self.views) if view.engine is not None]
         engines = [view.engine for view in self.views if view.engine is not None]
         self._group = EngineGroup(engines)
 
-    def _is_overdue(self, view: InstanceView, now: float) -> bool:
-        # An idle engine has nothing to publish: its silence counts once a request sent to it should have shown.
-        if view.mirrored is not None:
-            return view.mirrored.num_running + view.mirrored.num_waiting > 0
-        if view.snapshot is not None and (view.snapshot.running or view.snapshot.waiting):
-            return True
-        return any(now - entry.booked_s > self._stale_after_s for entry in view.unseen.values())
 
-    def _advance(self, view: InstanceView, now: float) -> None:
-        if view.engine is not None and now > view.aged_to_s and self._ageing:
-            view.engine.advance(now - view.aged_to_s)
-            view.aged_to_s = now
-
-    def _rebuild(self, view: InstanceView, shown_s: float, now: float) -> None:
-        view.snapshot_is_new = False
-        view.fresh_until_s = shown_s + self._stale_after_s
-        step_time = view.instance.step_time
-        if step_time is None:
-            return  # a state without a step time cannot be replayed
-        _forget_before(view.released, now - _REMEMBER_RELEASED_S)
-        try:
-            if view.mirrored is not None:
-                engine = self._load_mirror(view, view.mirrored, step_time, shown_s)
-            else:
-                engine = self._load_snapshot(view, step_time)
-        except EngineInputError as error:
-            view.engine, view.problem = None, f"the state shown cannot be replayed: {error}"
-            return
-        view.engine = engine
-        view.fresh_until_s = max(shown_s, view.aged_to_s + engine.residual_s) + self._stale_after_s
-        for entry in view.unseen.values():
-            ended = entry.first_token_s is not None and shown_s > entry.first_token_s
-            if not ended:
-                self._advance(view, min(entry.booked_s, now))
-                self._submit(view, entry)
-        self._advance(view, now)
-
-    def _load_snapshot(self, view: InstanceView, step_time: StepTime) -> ReplayedEngine:
-        snapshot = view.snapshot
-        assert snapshot is not None
-        state = complete(view, snapshot, step_time, self._length_rule, self._default_output_tokens)
-        view.aged_to_s = snapshot.engine_s if snapshot.batch_start_s is None else snapshot.batch_start_s
-        if view.engine is None:
-            return ReplayedEngine.from_state(state, step_time)
-        view.engine.load(state)
-        return view.engine
-
-    def _load_mirror(
-        self, view: InstanceView, mirrored: TruthEngine, step_time: StepTime, shown_s: float
-    ) -> ReplayedEngine:
-        engine = view.engine
-        if engine is None:
-            assert view.instance.limits is not None
-            engine = ReplayedEngine(view.instance.limits, step_time)
-        view.aged_to_s = mirrored.mirror(engine, self._length_rule)
-        for request_id in [request_id for request_id in view.unseen if request_id in engine]:
-            view.unseen.pop(request_id).engine_id = request_id
-        for request_id in reversed(view.released):
-            if view.released[request_id] < shown_s:
-                break
-            engine.cancel(request_id)
-        return engine
-
-    def _submit(self, view: InstanceView, entry: LedgerEntry) -> None:
-        if view.engine is None or not self._replay_ledger:
-            return
-        try:
-            view.engine.submit(
-                EngineRequest(
-                    request_id=entry.request_id,
-                    prompt_tokens=entry.prompt_tokens,
-                    target_output_tokens=self._length_rule.target_tokens(
-                        entry.predicted_output_tokens, entry.prompt_tokens, 0, entry.max_tokens or 0
-                    ),
-                    max_tokens=entry.max_tokens,
-                    priority=entry.priority,
-                )
-            )
-        except EngineInputError as error:  # it stays in the ledger: the instance has it, only the replay has not
-            view.problem = f"request {entry.request_id} cannot be replayed: {error}"
-
-
-def _forget_before(released: dict[str, float], before_s: float) -> None:
-    """Drop the releases older than ``before_s``; they stand in the order of their time."""
-    while released:
-        request_id = next(iter(released))
-        if released[request_id] >= before_s:
-            return
-        del released[request_id]
+def _common_block_tokens(views: Sequence[InstanceView]) -> int | None:
+    """Tokens per block that every prefix cache of the pool can be told in."""
+    sizes = [view.instance.limits.block_size for view in views if view.prefixes is not None and view.instance.limits]
+    return math.gcd(*sizes) if sizes else None

@@ -17,8 +17,10 @@ from starlette.routing import Route
 
 import headway
 from headway.errors import HeadwayError, RequestError
+from headway.fleet import InstanceView, Shadow
 from headway.gateway.decisions import decision_as_json
 from headway.gateway.errors import error_answer, error_body
+from headway.gateway.feedback import MAX_FEEDBACK_BYTES, read_feedback
 from headway.gateway.live_routes import LiveRoutes
 from headway.gateway.request import CHAT, ENDPOINTS, body_too_large, first_headers, parse_request, request_id
 from headway.gateway.state import READY_GRACE_S, Gateway
@@ -41,6 +43,7 @@ def cold_routes(gateway: Gateway) -> Starlette:
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/route", routes.route, methods=["POST"]),
+            Route("/v1/feedback", routes.feedback, methods=["POST"]),
             Route("/decisions/{id}", routes.decision),
             Route("/queue", routes.queue),
             Route("/instances", routes.instances),
@@ -95,15 +98,23 @@ class AdminRoutes:
                 endpoint = next((e for e in ENDPOINTS.values() if any(key in fields for key in e.prompt_fields)), CHAT)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # parse_request says what is wrong
-        parsed = parse_request(endpoint, headers, body)
+        parsed = parse_request(endpoint, headers, body, prefix_block_tokens=gateway.fleet.prefix_block_tokens)
         name = request_id(headers)
         record, refusal = gateway.decide(gateway.query_of(parsed, name, arrival_s), name, counted=False)
         if isinstance(refusal, RequestError):
             raise refusal
         return _json(decision_as_json(record))
 
-    async def _body(self, request: Request) -> bytes:
-        body, max_bytes = bytearray(), int(self._gateway.config.server.max_body_mb * 1e6)
+    async def feedback(self, request: Request) -> Response:
+        """What a user says of an answer."""
+        name, quality, comment = read_feedback(await self._body(request, MAX_FEEDBACK_BYTES))
+        answer = await self._gateway.feedback.give(name, quality, comment)
+        return _json({"stored": True, "request_id": answer.request_id, "decision_id": answer.decision_id})
+
+    async def _body(self, request: Request, max_bytes: int | None = None) -> bytes:
+        body = bytearray()
+        if max_bytes is None:
+            max_bytes = int(self._gateway.config.server.max_body_mb * 1e6)
         async for chunk in request.stream():
             body += chunk
             if len(body) > max_bytes:
@@ -130,21 +141,22 @@ class AdminRoutes:
         gateway = self._gateway
         now = gateway.clock()
         gateway.feeds.poll(now)
-        gateway.fleet.age(now)
+        sources = gateway.router.sources(now)
         return _json(
             {
                 "config_hash": gateway.config.config_hash,
-                "instances": [self._instance(i) for i in range(len(gateway.fleet.views))],
+                "instances": [self._instance(index, source, now) for index, source in enumerate(sources)],
             }
         )
 
-    def _instance(self, index: int) -> dict[str, object]:
+    def _instance(self, index: int, estimate: str, now: float) -> dict[str, object]:
         gateway = self._gateway
         view = gateway.fleet.views[index]
         instance, snapshot, engine = view.instance, view.snapshot, view.engine
         source = gateway.config.instances[index].snapshots
         subscriber = gateway.feeds.subscribers.get(instance.id)
         gauges = gateway.feeds.gauges.get(instance.id)
+        residual = gateway.router.residuals.residual(instance.id)
         return {
             "id": instance.id,
             "model": instance.model,
@@ -155,15 +167,19 @@ class AdminRoutes:
             "breaker": gateway.health.breakers[instance.id].state,
             "draining": view.draining,
             "outstanding": view.num_outstanding,
-            "estimate": "queueing" if engine is None else "replay",
+            "estimate": estimate,
             "snapshots": None if source is None else source.place,
             "clock_offset_s": None if subscriber is None else subscriber.clock_offset_s,
             "snapshot_sequence": None if snapshot is None else snapshot.sequence,
             "snapshot_age_s": None if snapshot is None else round(view.snapshot_age_s or 0.0, 6),
             "stale": view.stale,
             "clock_trusted": view.clock_trusted,
-            "ttft_residual": gateway.router.residuals.residual(instance.id).ratio,
-            "problem": gateway.feeds.errors.get(instance.id) or view.problem,
+            "profile_stale": not view.clock_trusted,
+            "ttft_residual": residual.ratio,
+            "ttft_correction": residual.correction,
+            "shadow": None if view.shadow is None else _shadow(view, view.shadow, now),
+            "prefix_blocks": None if view.prefixes is None else len(view.prefixes),
+            "problem": gateway.feeds.errors.get(instance.id) or gateway.feeds.problem_of(view),
             "running": None if engine is None else engine.num_running,
             "waiting": None if engine is None else engine.num_waiting,
             "gauges": None if gauges is None else msgspec.to_builtins(gauges),
@@ -205,6 +221,16 @@ class AdminRoutes:
     async def version(self, request: Request) -> Response:
         """What runs here, under which configuration."""
         return _json({"version": headway.__version__, "config_hash": self._gateway.config.config_hash})
+
+
+def _shadow(view: InstanceView, shadow: Shadow, now: float) -> dict[str, object]:
+    """How well the replay of an instance that shows nothing holds."""
+    return {
+        "foreign": view.agreement.num_foreign,
+        "missing": view.agreement.num_missing,
+        "overdue_s": round(shadow.overdue_s(now), 6),
+        "tokens_per_event": round(shadow.tokens_per_event, 3),
+    }
 
 
 class _Drain(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ by another attempt elsewhere; after it, never. This file refuses to choose: the 
 from __future__ import annotations
 
 import asyncio
+import time
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +16,7 @@ import msgspec
 
 from headway.errors import UpstreamConnectError, UpstreamError, UpstreamTimeoutError
 from headway.gateway.decisions import DecisionRecord
+from headway.gateway.errors import retry_after_of
 from headway.gateway.guard import LimitPassedError
 from headway.gateway.headers import upstream_headers
 from headway.gateway.relay import AttemptFailedError, Relay
@@ -101,8 +103,7 @@ class Attempt:
         except asyncio.CancelledError as cancelled:
             raise self._ended_by(self.exchange.guard.claim(cancelled)) from None
         except AttemptFailedError as refused:
-            status = 0 if refused.answer is None else refused.answer.status
-            self._end("error", "failed" if status >= 500 else "neutral")  # back-pressure is no sickness
+            self._end("error", self._health_of(refused))
             raise
         except UpstreamError as error:
             unreachable, saw_body = isinstance(error, UpstreamConnectError), self.relay.saw_body
@@ -126,6 +127,16 @@ class Attempt:
             self._end("error", "neutral")
         else:
             self._end("ok" if status < 300 else "error", "sound")
+
+    def _health_of(self, refused: AttemptFailedError) -> Health:
+        """What a refusal says of the instance: 429, or 503 with a time to come again, is back-pressure, no sickness."""
+        if refused.answer is None:
+            return "neutral"
+        status = refused.answer.status
+        wait_s = retry_after_of(refused.answer.headers, time.time()) if status in (429, 503) else None
+        if wait_s is not None:
+            self.gateway.health.rest(self.candidate.instance_id, wait_s)
+        return "failed" if status >= 500 and wait_s is None else "neutral"
 
     def _end(self, status: OutcomeStatus, health: Health) -> None:
         self._status, self._health = status, health
@@ -167,7 +178,8 @@ class Attempt:
             return
         self.started_s = self.gateway.clock()
         candidate = self.candidate
-        estimate = candidate.estimate
+        estimate, target_s = candidate.estimate, self.record.decision.ttft_target_s
+        replayed = estimate if estimate is not None and estimate.raw_ttft_s is not None else None
         self.gateway.fleet.book(
             request_id=self.ledger_id,
             instance_id=candidate.instance_id,
@@ -176,8 +188,16 @@ class Attempt:
             max_tokens=self.request.max_tokens,
             priority=self.request.priority,
             now=self.started_s,
-            predicted_ttft_s=estimate.ttft_s if estimate is not None and estimate.source == "replay" else None,
+            predicted_ttft_s=None if replayed is None else replayed.ttft_s,
+            raw_ttft_s=None if replayed is None else replayed.raw_ttft_s,
+            predicted_wait_s=None if replayed is None else replayed.wait_s,
+            due_s=None if target_s is None else self.started_s + target_s,
+            utility=candidate.utility,
+            is_streamed=self.request.stream,
+            prefix_blocks=self.request.prefix_blocks,
+            counted_tokens=self.request.num_counted_tokens,
         )
+        self.relay.watched = self.gateway.fleet.entry(self.ledger_id)
         self.gateway.health.dispatched(candidate.instance_id, self.ledger_id)
 
     def _settle(self) -> None:
@@ -189,7 +209,7 @@ class Attempt:
         prompt_tokens = usage.prompt_tokens if usage is not None else self.candidate.prompt_tokens
         output_tokens = usage.output_tokens if usage is not None else num_content
         card = self.gateway.cards[self.candidate.model]
-        self.outcome = self.record.outcome = Outcome(
+        self.outcome = Outcome(
             query_id=self.ledger_id,
             instance_id=self.candidate.instance_id,
             status=self._status,
@@ -200,7 +220,7 @@ class Attempt:
             cost_usd=cost_usd(card, prompt_tokens or 0, output_tokens) if began else None,
             http_status=self.relay.status,
         )
-        self.gateway.router.observe(self.outcome, now)
+        self.gateway.settle(self.record, self.request, self.outcome, now, counted=usage is not None)
         if self._health == "sound":
             self.gateway.health.succeeded(self.candidate.instance_id, self.ledger_id)
         elif self._health == "neutral":
@@ -210,6 +230,7 @@ class Attempt:
                 self.candidate.instance_id, self.ledger_id, unreachable=self._health == "unreachable"
             )
         self.gateway.telemetry.attempted(self.outcome, self.candidate.model)
+        self.exchange.charged(self.outcome)
         if usage is not None:
             self.gateway.token_ratio.observe(self.candidate.model, self.request.num_counted_tokens, usage.prompt_tokens)
         self.gateway.queue.wake()
@@ -219,7 +240,6 @@ class Attempt:
         self.gateway.fleet.first_token_seen(self.ledger_id, now)
 
     # ---- sending -------------------------------------------------------------------------------------------------
-        self.exchange.charged(self.outcome)
 
     async def _send(self) -> aiohttp.ClientResponse:
         exchange, request, started_s = self.exchange, self.request, self.started_s

@@ -103,7 +103,9 @@ class Exchange:
         body = await read_body(self._receive, self.headers, int(gateway.config.server.max_body_mb * 1e6))
         self._arrival_s = gateway.clock()
         self.deadline_s = self._arrival_s + gateway.config.resilience.deadline_s
-        request = self._request = parse_request(self.endpoint, self.headers, body)
+        request = self._request = parse_request(
+            self.endpoint, self.headers, body, prefix_block_tokens=gateway.fleet.prefix_block_tokens
+        )
         if limits is not None:
             self._grant = limits.enter(request.num_counted_tokens, self._arrival_s, time.time())
         with self.guard:
@@ -121,7 +123,7 @@ class Exchange:
     # ---- attempts ------------------------------------------------------------------------------------------------
 
     async def _serve(self, request: ClientRequest) -> None:
-        attempts = self.gateway.config.resilience.attempts
+        attempts = self._attempts_left()
         excluded: frozenset[str] = frozenset()
         failure: AttemptFailedError | None = None
         while self._num_attempts < attempts:
@@ -154,6 +156,12 @@ class Exchange:
         assert failure is not None
         await self._give_up(failure)
 
+    def _attempts_left(self) -> int:
+        """Upstream calls that this request may make: an SDK's own retries come out of the same budget, but one."""
+        retried = self.headers.get(b"x-stainless-retry-count", b"")
+        spent = int(retried) if retried.isdigit() and len(retried) < 4 else 0
+        return max(1, self.gateway.config.resilience.attempts - spent)
+
     async def _place(
         self, request: ClientRequest, excluded: frozenset[str], failure: AttemptFailedError | None
     ) -> Attempt | None:
@@ -185,7 +193,7 @@ class Exchange:
         def take(decision: Decision) -> None:
             nonlocal attempt
             self._waited_s += decision.held_s or 0.0
-            attempt = self._begin(request, gateway.keep(decision, self.request_id, number), ledger_id=name)
+            attempt = self._begin(request, gateway.keep(decision, query, self.request_id, number), ledger_id=name)
             attempt.book()
 
         held = Held(query, request_id=self.request_id, attempt=number, client=self.client, since_s=since_s, take=take)
@@ -199,7 +207,7 @@ class Exchange:
         except HeadwayError as refusal:
             decision = gateway.router.explain_held(query, since_s, gateway.clock())
             decision = msgspec.structs.replace(decision, reason=str(refusal))
-            self._refused(gateway.keep(decision, self.request_id, number), refusal, failure)
+            self._refused(gateway.keep(decision, query, self.request_id, number), refusal, failure)
             return None
         return attempt
 
@@ -246,13 +254,13 @@ class Exchange:
         self._error = failure.reason
         await self.answer(answer.status, headers, answer.body)
 
-    def sending(self) -> None:
-        """From now on the time is the upstream's."""
     def charged(self, outcome: Outcome) -> None:
         """An attempt is over, and this is what it took."""
         self._tokens += (outcome.prompt_tokens or 0) + (outcome.output_tokens or 0)
         self._cost_usd += outcome.cost_usd or 0.0
 
+    def sending(self) -> None:
+        """From now on the time is the upstream's."""
         self._sent_s = self.gateway.clock()
 
     def received(self) -> None:
@@ -312,12 +320,12 @@ class Exchange:
         self._error = row_of(error).code or type(error).__name__
         if isinstance(error, (DrainingError, OverloadedError)):
             self.gateway.telemetry.rejected(self._error)
-        answer = error_answer(error)
-        if self.started:
         elif isinstance(error, KeyLimitError):
             self.gateway.telemetry.rejected(error.reason)
         elif isinstance(error, RequestError) and error.status == 401:
             self.gateway.telemetry.rejected("unauthorized")
+        answer = error_answer(error)
+        if self.started:
             self._status = answer.status
             inside_event = self._attempt is not None and self._attempt.relay.inside_event
             await self.end_stream((b"\n\n" if inside_event else b"") + error_event(error))
@@ -331,11 +339,11 @@ class Exchange:
         """Count and log the request, whatever became of it."""
         gateway, request, attempt = self.gateway, self._request, self._attempt
         now = gateway.clock()
-        candidate = None if attempt is None else attempt.candidate
-        outcome = None if attempt is None else attempt.outcome
         if self._grant is not None:
             self._grant.settle(self._tokens, self._cost_usd, now, time.time())
             gateway.telemetry.charged(self.client, self._tokens, self._cost_usd)
+        candidate = None if attempt is None else attempt.candidate
+        outcome = None if attempt is None else attempt.outcome
         estimate = None if candidate is None else candidate.estimate
         ttft_s = None
         if attempt is not None and attempt.first_token_s is not None:
@@ -360,9 +368,9 @@ class Exchange:
             logging.INFO,
             "request",
             request_id=self.request_id,
+            client=self.client or None,
             operation=served.operation,
             model=served.requested_model,
-            client=self.client or None,
             instance=None if candidate is None else candidate.instance_id,
             status=self._status,
             error=self._error,
@@ -373,9 +381,9 @@ class Exchange:
             duration_ms=round(served.duration_s * 1e3, 2),
             prompt_tokens=None if outcome is None else outcome.prompt_tokens,
             output_tokens=None if outcome is None else outcome.output_tokens,
+            prompt=request.prompt_text if request is not None and gateway.config.server.log_prompts else None,
         )
 
-            prompt=request.prompt_text if request is not None and gateway.config.server.log_prompts else None,
 
 def _same_again(failure: AttemptFailedError) -> bool:
     """Whether the same instance may be asked once more when there is no other: not when it was slow or said when."""

@@ -15,6 +15,7 @@ from itertools import islice
 import msgspec
 from msgspec import Struct
 
+from headway.gateway.shadow import ShadowDecision
 from headway.types import Decision, Outcome
 
 #: How many decisions are kept. With 64 instances one weighs about 20 kB.
@@ -22,13 +23,17 @@ MAX_DECISIONS = 1024
 
 
 class DecisionRecord(Struct, kw_only=True):
-    """A decision and what came of it. ``attempt`` counts upstream calls of the same request from 1."""
+    """A decision and what came of it. ``attempt`` counts upstream calls of the same request from 1.
+
+    ``shadow`` is what a second router would have done, where one decided too.
+    """
 
     id: str
     request_id: str
     attempt: int
     decision: Decision
     outcome: Outcome | None = None
+    shadow: ShadowDecision | None = None
 
 
 class DecisionStore:
@@ -71,6 +76,8 @@ def decision_as_json(record: DecisionRecord) -> dict[str, object]:
     chosen = record.decision.candidate
     plain["chosen"] = None if chosen is None else chosen.instance_id
     plain["outcome"] = None if record.outcome is None else msgspec.to_builtins(record.outcome)
+    if record.shadow is not None:
+        plain["shadow"] = msgspec.to_builtins(record.shadow)
     del plain["query_id"]
     return _finite(plain)
 

@@ -7,7 +7,10 @@ that says nothing of its inside.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 import msgspec
@@ -58,6 +61,13 @@ class QueueTimeoutError(RejectedError):
         super().__init__(message, retry_after_s=retry_after_s, best_ttft_s=best_ttft_s, reason="queue_timeout")
 
 
+class RestingError(RejectedError):
+    """Every instance that could serve the request has asked to be left alone for a while."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, best_ttft_s=math.inf, reason="upstream_resting")
+
+
 class KeyLimitError(RoutingError):
     """A client's key has reached a limit; ``reason`` names it."""
 
@@ -95,6 +105,7 @@ ERROR_TABLE: dict[type[HeadwayError], ErrorRow] = {
     HeadwayError: _INTERNAL,
     ConfigError: _INTERNAL,
     ProfileError: _INTERNAL,
+    ArtifactError: _INTERNAL,
     EngineInputError: _INTERNAL,
     DatasetError: _INTERNAL,
     SnapshotError: _INTERNAL,
@@ -107,13 +118,13 @@ ERROR_TABLE: dict[type[HeadwayError], ErrorRow] = {
     RejectedError: ErrorRow(429, "rate_limit_error", "ttft_target_infeasible", public=True),
     QueueFullError: ErrorRow(429, "rate_limit_error", "queue_full", public=True),
     QueueTimeoutError: ErrorRow(429, "rate_limit_error", "queue_timeout", public=True),
+    RestingError: ErrorRow(429, "rate_limit_error", "upstream_resting", public=True),
     KeyLimitError: ErrorRow(429, "rate_limit_error", "rate_limit_exceeded", public=True),
     BudgetSpentError: ErrorRow(429, "insufficient_quota", "insufficient_quota", public=True),
     OverloadedError: ErrorRow(429, "rate_limit_error", "max_inflight", public=True),
-    UpstreamError: ErrorRow(502, "server_error", "upstream_error", public=True),
     DrainingError: ErrorRow(503, "server_error", "draining", public=True),
+    UpstreamError: ErrorRow(502, "server_error", "upstream_error", public=True),
     UpstreamConnectError: ErrorRow(502, "server_error", "upstream_unreachable", public=True),
-    ArtifactError: _INTERNAL,
     UpstreamTimeoutError: ErrorRow(504, "timeout_error", "upstream_timeout", public=True),
     UpstreamProtocolError: ErrorRow(502, "server_error", "upstream_protocol_error", public=True),
     UpstreamInterruptedError: ErrorRow(502, "server_error", "upstream_interrupted", public=True),
@@ -176,6 +187,21 @@ def retry_after(seconds: float) -> HeaderList:
     """``Retry-After`` in whole seconds, at least 1, and ``retry-after-ms``; an endless wait reads as one hour."""
     seconds = min(max(seconds, 0.0), 3600.0)
     return [(b"retry-after", b"%d" % max(1, math.ceil(seconds))), (b"retry-after-ms", b"%d" % math.ceil(seconds * 1e3))]
+
+
+def retry_after_of(headers: Iterable[tuple[bytes, bytes]], wall_s: float) -> float | None:
+    """Seconds that an upstream's ``retry-after-ms`` or ``Retry-After`` (seconds or a date) asks for; None without."""
+    found = {name.lower(): value.strip() for name, value in headers}
+    for name, unit_s in ((b"retry-after-ms", 1e-3), (b"retry-after", 1.0)):
+        try:
+            seconds = float(found[name]) * unit_s
+        except (KeyError, ValueError):
+            continue
+        if math.isfinite(seconds):
+            return max(seconds, 0.0)
+    with contextlib.suppress(KeyError, ValueError, TypeError, UnicodeDecodeError):
+        return max(parsedate_to_datetime(found[b"retry-after"].decode("ascii")).timestamp() - wall_s, 0.0)
+    return None
 
 
 def _type_of(row: ErrorRow, status: int) -> str:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
-from msgspec import Struct
 
 from headway.config import Config, SnapshotSource
 from headway.errors import SnapshotError
+from headway.fleet import Gauges, InstanceView
 from headway.gateway.log import event
 from headway.gateway.upstream import Upstreams, UpstreamTarget
 from headway.router import Router
@@ -36,17 +36,11 @@ GAUGE_POLL_S = 1.0
 _GAUGE_TIMEOUT_S = 2.0
 _MAX_METRICS_BYTES = 8 << 20
 _GAUGE = re.compile(
-    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:\{[^}\n]*\})?\s+(\S+)", re.MULTILINE
+    rb"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total)"
+    rb"(?:\{[^}\n]*\})?\s+(\S+)",
+    re.MULTILINE,
 )
-
-
-class Gauges(Struct, frozen=True):
-    """What an engine's own ``/metrics`` said at ``read_s`` (monotonic). ``kv_cache_usage`` is a share in [0, 1]."""
-
-    num_running: float
-    num_waiting: float
-    kv_cache_usage: float
-    read_s: float
+_CACHE = re.compile(rb"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
 
 
 class SnapshotReader(Protocol):
@@ -113,17 +107,36 @@ class Feeds:
                 any_new = True
         return any_new
 
+    def observe_gauges(self, instance_id: str, gauges: Gauges | None) -> None:
+        """Keep what an engine's gauges say, and tell the fleet; None where they could not be read."""
+        if gauges is None:
+            self.gauges.pop(instance_id, None)
+        else:
+            self.gauges[instance_id] = gauges
+        self._router.fleet.observe_gauges(instance_id, gauges, self._clock())
+
     def report_problems(self) -> None:
         """Log, once per change, what is wrong with an instance's state: staleness, or an engine unlike its profile."""
         for view in self._router.fleet.views:
-            problem = "snapshots are stale" if view.stale else view.problem
-            if problem is None and not view.clock_trusted:
-                ratio = self._router.residuals.residual(view.instance.id).ratio
-                problem = f"first tokens come at {ratio:.2g} times the predicted TTFT: is the profile the right one?"
+            problem = self.problem_of(view)
             if self._problems.get(view.instance.id) != problem:
                 self._problems[view.instance.id] = problem
                 level = logging.WARNING if problem else logging.INFO
                 event(level, "instance_state", instance=view.instance.id, problem=problem or "none")
+
+    def problem_of(self, view: InstanceView) -> str | None:
+        """What is wrong with what is known of an instance, in words."""
+        if view.stale and view.shadow is not None:
+            return view.problem or "the replay has lost the engine: a first token is overdue"
+        if view.stale:
+            return "snapshots are stale"
+        if view.problem is None and not view.clock_trusted:
+            ratio = self._router.residuals.residual(view.instance.id).ratio
+            return (
+                f"the profile is stale: first tokens come at {ratio:.2g} times the replayed TTFT, "
+                "so other estimates are used"
+            )
+        return view.problem
 
     def close(self) -> None:
         """Give back segments and sockets."""
@@ -153,14 +166,11 @@ async def read_gauges(feeds: Feeds, upstreams: Upstreams, target: UpstreamTarget
         gauges = parse_gauges(text, time.monotonic())
     except (aiohttp.ClientError, TimeoutError, OSError):
         gauges = None
-    if gauges is None:
-        feeds.gauges.pop(target.instance_id, None)
-    else:
-        feeds.gauges[target.instance_id] = gauges
+    feeds.observe_gauges(target.instance_id, gauges)
 
 
 def parse_gauges(text: bytes, now: float) -> Gauges | None:
-    """The three gauges in a Prometheus text, summed over engine cores (the cache share: their mean); None without."""
+    """An engine's gauges in a Prometheus text, summed over engine cores (the cache share: their mean); None without."""
     found: dict[bytes, list[float]] = {}
     for name, value in _GAUGE.findall(text):
         try:
@@ -170,9 +180,21 @@ def parse_gauges(text: bytes, now: float) -> Gauges | None:
     if b"num_requests_running" not in found or b"num_requests_waiting" not in found:
         return None
     usage = found.get(b"kv_cache_usage_perc", [0.0])
+    generated = found.get(b"generation_tokens_total")
+    cache = _CACHE.search(text)
+    settings = b"" if cache is None else cache[1]
     return Gauges(
         num_running=sum(found[b"num_requests_running"]),
         num_waiting=sum(found[b"num_requests_waiting"]),
         kv_cache_usage=sum(usage) / len(usage),
         read_s=now,
+        generated_tokens=None if generated is None else sum(generated),
+        num_blocks=_setting(settings, b"num_gpu_blocks"),
+        block_size=_setting(settings, b"block_size"),
     )
+
+
+def _setting(settings: bytes, name: bytes) -> int | None:
+    """A whole number among the labels of ``cache_config_info``, None where it is not there."""
+    match = re.search(rb"(?:^|,)\s*" + name + rb'="(\d+)"', settings)
+    return None if match is None else int(match[1])

@@ -2,14 +2,16 @@
 
 A failed connection takes an instance out at once; ``breaker_failures`` failures in a row (5xx, timeouts, broken
 answers) open its breaker. It is then asked ``GET /health``, never for tokens, and after that gets one request to prove
-itself. Client errors and an upstream's 429 say nothing about health. This file refuses to make a request wait.
+itself. Client errors say nothing about health. Nor does back-pressure: an instance that says when to come again rests
+until then. This file refuses to make a request wait.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import aiohttp
@@ -22,6 +24,8 @@ BreakerState = Literal["closed", "half_open", "open"]
 #: How often instances that are out are probed, seconds.
 PROBE_INTERVAL_S = 0.5
 _PROBE_TIMEOUT_S = 2.0
+#: An instance is not left alone for longer than this, whatever it asks for, seconds.
+MAX_REST_S = 60.0
 
 
 class Breaker:
@@ -52,6 +56,7 @@ class HealthBoard:
         self._failures_to_open, self._open_s = failures_to_open, open_s
         self._clock = clock
         self.breakers = {view.instance.id: Breaker() for view in fleet.views}
+        self._rests: dict[str, float] = {}  # instance -> when its rest ends
 
     def dispatched(self, instance_id: str, request_id: str) -> None:
         """A request goes out; on a half-open breaker it is the one that decides, and no other may follow."""
@@ -71,6 +76,8 @@ class HealthBoard:
         """The instance failed; ``unreachable`` when no connection could be made."""
         breaker = self.breakers[instance_id]
         breaker.failures += 1
+        if unreachable:
+            self._fleet.observe_restart(instance_id, self._clock())
         deciding = breaker.trial == request_id
         if breaker.state == "open" or not (unreachable or deciding or breaker.failures >= self._failures_to_open):
             return
@@ -83,6 +90,29 @@ class HealthBoard:
         if breaker.state == "half_open" and breaker.trial == request_id:
             breaker.trial = None
             self._fleet.set_health(instance_id, True)
+
+    def rest(self, instance_id: str, seconds: float) -> None:
+        """The instance asked not to be asked for so long."""
+        if seconds <= 0.0:
+            return
+        until_s = self._clock() + min(seconds, MAX_REST_S)
+        self._rests[instance_id] = max(until_s, self._rests.get(instance_id, 0.0))
+        self._fleet.set_resting(instance_id, True)
+        event(logging.INFO, "resting", instance=instance_id, seconds=round(min(seconds, MAX_REST_S), 3))
+
+    def end_rests(self) -> None:
+        """Let those be asked again whose time has come. Call before a decision; costs nothing while nobody rests."""
+        if not self._rests:
+            return
+        now = self._clock()
+        for instance_id in [name for name, until_s in self._rests.items() if until_s <= now]:
+            del self._rests[instance_id]
+            self._fleet.set_resting(instance_id, False)
+
+    def rest_ends_s(self, instance_ids: Iterable[str] | None = None) -> float:
+        """When the first of these (of all) has rested enough, monotonic; infinite while none rests."""
+        names = self._rests if instance_ids is None else instance_ids
+        return min((self._rests[name] for name in names if name in self._rests), default=math.inf)
 
     def due(self) -> list[str]:
         """Instances whose probe is due."""

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from headway.errors import HeadwayError, UpstreamInterruptedError, UpstreamProtocolError
+from headway.fleet import LedgerEntry
 from headway.gateway.errors import HeaderList, error_body
 from headway.gateway.headers import client_headers
 from headway.gateway.sse import Dialect, EventStream, Usage, usage_of_answer
@@ -59,19 +60,20 @@ class Relay:
         drop_usage: bool,
         idle_timeout_s: float,
         on_first_token: Callable[[float], None],
-    ) -> None:
         secret: str | None = None,
+    ) -> None:
         self.saw_body = False
         self.status: int | None = None
         self.stream: EventStream | None = None
+        self.watched: LedgerEntry | None = None  # is told how far the stream is
         self._exchange, self._instance_id = exchange, instance_id
         self._guard, self._clock = exchange.guard, exchange.gateway.clock
         self._dialect, self._drop_usage = dialect, drop_usage
         self._idle_timeout_s, self._on_first_token = idle_timeout_s, on_first_token
         self._usage: Usage | None = None
+        self._secret = None if secret is None else secret.encode()
 
     @property
-        self._secret = None if secret is None else secret.encode()
     def usage(self) -> Usage | None:
         """What the upstream reported, None before it did."""
         return self._usage if self.stream is None else self.stream.usage
@@ -107,10 +109,10 @@ class Relay:
         self._exchange.received()
         if status < 300:
             self._usage = usage_of_answer(body)
-        await self._exchange.answer(status, client_headers(response.raw_headers), body)
-
         elif self._secret is not None:
             body = body.replace(self._secret, b"***")
+        await self._exchange.answer(status, client_headers(response.raw_headers), body)
+
     # ---- streams -------------------------------------------------------------------------------------------------
 
     async def _pass_events(self, response: aiohttp.ClientResponse) -> None:
@@ -136,6 +138,7 @@ class Relay:
                 self._guard.limit("idle", now + self._idle_timeout_s)
                 self._exchange.received()
                 if stream.num_content:
+                    self._seen(stream, now)
                     self._on_first_token(now)
                 await self._exchange.start_stream(response.status, client_headers(response.raw_headers))
                 await self._exchange.send_body(held)
@@ -156,6 +159,7 @@ class Relay:
                 failure, chunk = error, _behind_the_failure(content)
             if chunk:
                 out = feed(chunk)
+                self._seen(stream, clock())
                 if waits_for_token and stream.num_content:
                     waits_for_token = False
                     self._on_first_token(clock())
@@ -167,6 +171,12 @@ class Relay:
                 raise self._interrupted("broke off its answer") from failure
             if not chunk:
                 return
+
+    def _seen(self, stream: EventStream, now: float) -> None:
+        """Let the ledger know how far the answer is. No call beyond: this runs once per chunk."""
+        watched = self.watched
+        if watched is not None and stream.num_content > watched.num_events:
+            watched.num_events, watched.last_event_s = stream.num_content, now
 
     # ---- whole answers -------------------------------------------------------------------------------------------
 
@@ -189,6 +199,8 @@ class Relay:
         with contextlib.suppress(aiohttp.ClientError, OSError):
             while len(body) < _MAX_ERROR_BYTES and (chunk := await response.content.readany()):
                 body += chunk
+        if self._secret is not None:
+            body = body.replace(self._secret, b"***")
         try:
             msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -199,8 +211,6 @@ class Relay:
 
     async def _read(self, content: aiohttp.StreamReader) -> bytes:
         """The next bytes of the body, empty at its end."""
-        if self._secret is not None:
-            body = body.replace(self._secret, b"***")
         try:
             chunk = await content.readany()
         except (aiohttp.ClientError, OSError) as error:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from headway.errors import RequestError
 from headway.gateway.guard import ClientGoneError, Receive
 from headway.gateway.sse import Dialect
+from headway.predict.prefix import prefix_blocks
 from headway.predict.tokens import prompt_text, prompt_tokens_of
 from headway.types import MAX_COUNT
 
@@ -89,6 +90,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     asked_for_usage: bool
     stream_options: object
     own_keys: tuple[str, ...]
+    prefix_blocks: tuple[int, ...] = ()
 
 
 def first_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -105,8 +107,10 @@ def request_id(headers: Headers) -> str:
     return secrets.token_hex(12)
 
 
-def parse_request(endpoint: Endpoint, headers: Headers, body: bytes) -> ClientRequest:
-    """The request in ``body``.
+def parse_request(
+    endpoint: Endpoint, headers: Headers, body: bytes, *, prefix_block_tokens: int | None = None
+) -> ClientRequest:
+    """The request in ``body``; its prompt's blocks are named where ``prefix_block_tokens`` says how long one is.
 
     Raises:
         RequestError: no JSON object, no model, no prompt, or a target that is no possible value; ``param`` names it.
@@ -135,14 +139,10 @@ def parse_request(endpoint: Endpoint, headers: Headers, body: bytes) -> ClientRe
         asked_for_usage=isinstance(options, dict) and options.get("include_usage") is True,
         stream_options=options,
         own_keys=tuple(key for key in ("slo", "rso") if key in fields),
+        prefix_blocks=() if prefix_block_tokens is None else prefix_blocks(fields, prefix_block_tokens),
     )
 
 
-def body_too_large(max_bytes: int) -> RequestError:
-    """The refusal of a body that exceeds ``server.max_body_mb``."""
-    return RequestError(
-        f"the body is larger than {max_bytes / 1e6:g} MB (server.max_body_mb)", status=413, code="request_too_large"
-    )
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
     """The whole body, as it came.
 
@@ -167,6 +167,11 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def body_too_large(max_bytes: int) -> RequestError:
+    """The refusal of a body that exceeds ``server.max_body_mb``."""
+    return RequestError(
+        f"the body is larger than {max_bytes / 1e6:g} MB (server.max_body_mb)", status=413, code="request_too_large"
+    )
 
 
 def _both_ends(text: str) -> str:

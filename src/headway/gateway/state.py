@@ -13,24 +13,30 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from headway.assembly import build_router, model_card
+from headway.assembly import build_router, build_shadow, model_card
 from headway.config import Config
 from headway.errors import HeadwayError, RejectedError, RequestError
 from headway.gateway.decisions import DecisionRecord, DecisionStore
+from headway.gateway.errors import RestingError
+from headway.gateway.feedback import FeedbackBook
 from headway.gateway.feeds import GAUGE_POLL_S, IDLE_POLL_S, Feeds, read_gauges
 from headway.gateway.guard import Guard
 from headway.gateway.health import PROBE_INTERVAL_S, HealthBoard, probe
-from headway.gateway.log import logger
 from headway.gateway.keys import SAVE_INTERVAL_S, KeyRing
+from headway.gateway.log import logger
 from headway.gateway.queue import CentralQueue
 from headway.gateway.request import ClientRequest
+from headway.gateway.shadow import LivePredictor, Shadow
 from headway.gateway.telemetry import OTHER, PoolCollector, Telemetry
 from headway.gateway.token_ratio import TokenRatio
 from headway.gateway.upstream import Upstreams, resolve_targets
-from headway.types import Decision, ModelCard, Query
+from headway.policy.base import CHOOSABLE
+from headway.types import Decision, ModelCard, Outcome, Query
 
 #: How long ``/readyz`` waits for the first snapshot of every instance that is to publish some, seconds.
 READY_GRACE_S = 10.0
+#: How often answers that nobody spoke of are written down, seconds.
+FEEDBACK_SWEEP_S = 1.0
 
 
 class Gateway:
@@ -46,11 +52,11 @@ class Gateway:
         self.router = build_router(config, seed=seed)
         self.fleet = self.router.fleet
         self.targets = resolve_targets(config)
+        self.keys = KeyRing(config)
         self.upstreams = Upstreams()
         self.health = HealthBoard(
             self.fleet,
             failures_to_open=config.resilience.breaker_failures,
-        self.keys = KeyRing(config)
             open_s=config.resilience.breaker_open_s,
             clock=clock,
         )
@@ -60,6 +66,11 @@ class Gateway:
         self.token_ratio = TokenRatio(model.name for model in config.models)
         self.telemetry = Telemetry()
         self.telemetry.registry.register(PoolCollector(self))
+        self.feedback = FeedbackBook(config, self.telemetry.registry, clock)
+        self.shadow: Shadow | None = None
+        if config.shadow is not None:
+            router = build_shadow(config, self.router, LivePredictor(self.router), seed=seed)
+            self.shadow = Shadow(router, sample=config.shadow.sample, registry=self.telemetry.registry, seed=seed)
         self.cards: dict[str, ModelCard] = {model.name: model_card(model) for model in config.models}
         self.draining = False
         self.num_inflight = 0
@@ -82,6 +93,8 @@ class Gateway:
             loop.create_task(_every(IDLE_POLL_S, "poll_snapshots", self._poll_snapshots)),
             loop.create_task(_every(GAUGE_POLL_S, "poll_gauges", self._poll_gauges)),
             loop.create_task(_every(PROBE_INTERVAL_S, "probe", self._probe)),
+            loop.create_task(_every(FEEDBACK_SWEEP_S, "feedback", self.feedback.sweep)),
+            loop.create_task(_every(SAVE_INTERVAL_S, "save_spend", self._save_spend)),
         ]
 
     async def _poll_snapshots(self) -> None:
@@ -91,7 +104,6 @@ class Gateway:
         self.fleet.age(now)
         self.feeds.report_problems()
         self.queue.wake()
-            loop.create_task(_every(SAVE_INTERVAL_S, "save_spend", self._save_spend)),
 
     async def _poll_gauges(self) -> None:
         await asyncio.gather(
@@ -102,6 +114,9 @@ class Gateway:
         await asyncio.gather(*(probe(self.health, self.upstreams, self.targets[name]) for name in self.health.due()))
         self.queue.wake()
 
+    async def _save_spend(self) -> None:
+        self.keys.save_spend()
+
     async def stop(self) -> None:
         """Stop watching and close everything."""
         self.queue.close()
@@ -110,11 +125,10 @@ class Gateway:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        self.keys.save_spend()
         await self.upstreams.close()
         self.feeds.close()
-    async def _save_spend(self) -> None:
-        self.keys.save_spend()
-
+        await self.feedback.close()
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -123,7 +137,6 @@ class Gateway:
         """What clients may send as ``model``: aliases, then models."""
         return [*(name for name in self._aliases if name not in self._models), *self._models]
 
-        self.keys.save_spend()
     def candidates_of(self, name: str) -> tuple[str, ...] | None:
         """The models behind a name; None means all of them.
 
@@ -176,6 +189,8 @@ class Gateway:
             max_cost_usd=targets.max_cost_usd,
             priority=request.priority,
             excluded_instances=excluded,
+            prefix_blocks=request.prefix_blocks,
+            counted_tokens=request.num_counted_tokens,
         )
 
     def decide(
@@ -183,22 +198,53 @@ class Gateway:
     ) -> tuple[DecisionRecord, HeadwayError | None]:
         """The decision, kept in the log, and the router's refusal where there is one. ``counted``: in the metrics."""
         self.feeds.poll(self.clock())
+        self.health.end_rests()
         now = self.clock()
         started_s = time.perf_counter()
         refusal: HeadwayError | None = None
         try:
             decision = self.router.decide(query, now)
         except HeadwayError as error:
-            refusal, decision = error, self.router.explain(query, now)
+            decision = self.router.explain(query, now)
+            refusal = self._resting(decision) or error
         decision = msgspec.structs.replace(decision, decision_s=time.perf_counter() - started_s)
         if counted:
-            self.telemetry.decided(decision)
+            return self.keep(decision, query, request_id, attempt), refusal
         return self.decisions.add(request_id, attempt, decision), refusal
 
-    def keep(self, decision: Decision, request_id: str, attempt: int) -> DecisionRecord:
-        """Count a decision of the central queue, and keep it in the log."""
+    def keep(self, decision: Decision, query: Query, request_id: str, attempt: int) -> DecisionRecord:
+        """Count a decision, compare it with the shadow's, and keep it in the log. To be called before it is booked."""
         self.telemetry.decided(decision)
-        return self.decisions.add(request_id, attempt, decision)
+        record = self.decisions.add(request_id, attempt, decision)
+        if self.shadow is not None:
+            record.shadow = self.shadow.compare(query, decision, self.clock())
+        return record
+
+    def settle(
+        self, record: DecisionRecord, request: ClientRequest, outcome: Outcome, now: float, *, counted: bool
+    ) -> None:
+        """What an upstream call came to: release its ledger entry, and tell whoever learns from it.
+
+        ``counted`` tells that the engine itself reported the tokens.
+        """
+        record.outcome = outcome
+        self.router.observe(outcome, now)
+        self.feedback.note(record, request, outcome, counted=counted)
+        if self.shadow is not None:
+            self.shadow.learn(outcome, now)
+            if record.shadow is not None:
+                self.shadow.measure(record.shadow, record.decision, outcome)
+
+    def _resting(self, decision: Decision) -> RestingError | None:
+        """The 429 in place of a 503 where those who could serve the query only rest, and it is known how long."""
+        resting = [one.instance_id for one in decision.candidates if one.verdict == "resting"]
+        if not resting or any(one.verdict in CHOOSABLE for one in decision.candidates):
+            return None
+        wait_s = max(self.health.rest_ends_s(resting) - self.clock(), 0.0)
+        return RestingError(
+            f"every instance that could serve this has asked to be left alone: {', '.join(resting)}",
+            retry_after_s=wait_s,
+        )
 
     def free_id(self, request_id: str, attempt: int) -> str:
         """A name for a request in queue, ledger and upstream: the client's own, unless it names another there."""

@@ -222,6 +222,20 @@ class PoolCollector(Collector):
         queue = GaugeMetricFamily("headway_queue_length", "Requests in the central queue")
         queue.add_metric([], len(gateway.queue))
         yield queue
+        residuals = [(view.instance.id, gateway.router.residuals.residual(view.instance.id)) for view in views]
+        yield _gauge("headway_ttft_residual", "Median of observed over replayed TTFT, uncorrected", "instance",
+                     ((name, found.ratio) for name, found in residuals if found.ratio is not None))  # fmt: skip
+        yield _gauge("headway_ttft_correction", "Replayed TTFT is multiplied by this", "instance",
+                     ((name, found.correction) for name, found in residuals))  # fmt: skip
+        yield _gauge("headway_profile_stale", "1 while observed TTFT contradicts the profile", "instance",
+                     ((name, not found.trusted) for name, found in residuals))  # fmt: skip
+        shadows = [view for view in views if view.shadow is not None]
+        yield _gauge("headway_shadow_lost", "1 while an engine without snapshots cannot be replayed", "instance",
+                     ((view.instance.id, view.stale) for view in shadows))  # fmt: skip
+        yield _gauge("headway_shadow_foreign_requests", "Requests of an engine that came past this gateway", "instance",
+                     ((view.instance.id, view.agreement.num_foreign) for view in shadows))  # fmt: skip
+        yield _gauge("headway_shadow_missing_requests", "Requests sent that the engine's gauges lack", "instance",
+                     ((view.instance.id, view.agreement.num_missing) for view in shadows))  # fmt: skip
         requests = GaugeMetricFamily("headway_requests_inflight", "Client requests being served")
         requests.add_metric([], gateway.num_inflight)
         yield requests

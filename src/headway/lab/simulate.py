@@ -293,6 +293,7 @@ class _Run:
             priority=0,
             now=now,
             predicted_ttft_s=None if candidate.estimate is None else candidate.estimate.ttft_s,
+            raw_ttft_s=None if candidate.estimate is None else candidate.estimate.raw_ttft_s,
             predicted_wait_s=None if candidate.estimate is None else candidate.estimate.wait_s,
             due_s=None if decision.ttft_target_s is None else now + decision.ttft_target_s,
             utility=candidate.utility,

@@ -43,13 +43,15 @@ def drain_time_s(weighed: Weighed) -> float:
     waits_s = []
     for place, candidate in zip(weighed.places, weighed.candidates, strict=True):
         if candidate.verdict in CHOOSABLE:
-            engine = None if place.view.stale else place.view.engine
+            view = place.view
+            engine = view.engine if view.clock_trusted and not view.stale else None
             if math.isinf(target_s):
                 waits_s.append(0.0)
             elif engine is None:
                 waits_s.append(ttft_s_of(candidate) - target_s)
             else:
-                waits_s.append(time_until_feasible(engine, candidate.prompt_tokens or 1, target_s))
+                tokens, scale = candidate.prompt_tokens or 1, view.clock_scale
+                waits_s.append(time_until_feasible(engine, tokens, target_s / scale) * scale)
     drain_s = min(waits_s, default=math.inf)
     return max(drain_s, 0.0) if math.isfinite(drain_s) else _UNKNOWN_RETRY_S
 
