@@ -47,6 +47,7 @@ def random_limits(rng: random.Random) -> EngineLimits:
         policy=rng.choice(["fcfs", "priority"]),  # type: ignore[arg-type]
         watermark=rng.choice([0.0, 0.05]),
         reserve_full_isl=rng.choice([True, False]),
+        prefix_caching=rng.choice([True, False]),
     )
 
 
@@ -77,6 +78,7 @@ def engine_request(request: SnapshotRequest, output_tokens: int, targets: dict[s
         priority=request.priority,
         arrival_s=request.arrival_s,
         num_blocks=request.num_blocks,
+        cached_tokens=request.cached_tokens,
     )
 
 
@@ -113,7 +115,9 @@ def play(seed: int) -> tuple[int, int]:
             priority=rng.randint(0, 2),
         )
         targets[request.request_id] = request.target_output_tokens
-        alive.append(engine.submit(request, arrival_s=now[0], on_progress=lambda: None))
+        family = rng.randint(1, 3)  # prompts of a family begin alike, and end alike where they are as long
+        blocks = [100 * family + number for number in range(request.prompt_tokens // engine.truth.limits.block_size)]
+        alive.append(engine.submit(request, arrival_s=now[0], on_progress=lambda: None, prefix_blocks=blocks))
 
     while num_steps < 150:
         if rng.random() < 0.4:
@@ -143,7 +147,8 @@ def play(seed: int) -> tuple[int, int]:
 
 
 def test_completing_the_published_batch_gives_the_engine_state() -> None:
-    """Over random workloads, both policies, tight blocks and cancels: running, waiting and free blocks are exact."""
+    """Over random workloads, both policies, tight blocks, prefix caches and cancels: running, waiting and free blocks
+    are exact."""
     played = [play(seed) for seed in range(60)]
     assert sum(num_steps for num_steps, _ in played) == 60 * 150
     assert sum(num_preempted for _, num_preempted in played) > 200  # preempted requests were among the waiting

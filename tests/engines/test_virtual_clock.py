@@ -257,3 +257,24 @@ def test_an_engine_that_cannot_follow_says_so(caplog: pytest.LogCaptureFixture) 
             engine.end()
     assert len(caplog.records) == 1
     assert "too slow" in caplog.records[0].getMessage()
+
+
+def test_a_prompt_that_begins_like_an_earlier_one_prefills_the_rest() -> None:
+    """With a prefix cache the second of two prompts computes what differs, and of an equal one all but a last block."""
+    now = [50.0]
+    limits = msgspec.structs.replace(NOISELESS.limits, prefix_caching=True)
+    truth = msgspec.structs.replace(NOISELESS, limits=limits)
+    engine = SimulatedEngine(truth, seed=1, instance_id="e", observer=Figures(), clock=lambda: now[0])
+    blocks = list(range(100))
+    waits_s = []
+    for name, held in (("first", blocks), ("longer", [*blocks, 100, 101]), ("equal", blocks), ("other", [500, 501])):
+        request = EngineRequest(request_id=name, prompt_tokens=16 * len(held), target_output_tokens=1)
+        generation = engine.submit(request, arrival_s=now[0], on_progress=lambda: None, prefix_blocks=held)
+        end_s = engine.begin()
+        assert end_s is not None
+        now[0] = end_s
+        engine.end()
+        assert generation.ttft_s is not None
+        waits_s.append(generation.ttft_s)
+    expected = [(1600, 0, False), (32, 1600, False), (16, 1584, False), (32, 0, False)]
+    assert waits_s == pytest.approx([step_s(chunk) for chunk in expected])

@@ -17,6 +17,7 @@ def engine(
     shared_memory: str | None = None,
     zeromq: str | None = None,
     step_log: Path | None = None,
+    prefix_caching: bool = False,
     seed: int = 0,
     time_scale: float = 1.0,
 ) -> int:
@@ -43,6 +44,9 @@ def engine(
         be * (every interface), the port 0 (a free one); a second line says which. Neither encrypted nor authenticated.
     step_log
         File that receives one JSON line per step, for ``headway calibrate``; what was there is replaced.
+    prefix_caching
+        Keep the blocks of prompts, so that a prompt that begins like an earlier one has less to prefill. Text is
+        compared by its bytes, four to a token.
     seed
         Seeds step noise, stalls, drawn answer lengths and generated request ids.
     time_scale
@@ -57,9 +61,13 @@ def engine(
         raise ConfigError(f"must be at least 0, not {seed}", key="--seed")
     if not model:
         raise ConfigError("must not be empty", key="--model")
+    from msgspec.structs import replace
+
     from headway.profiles import load_truth
 
     truth = load_truth(profile)
+    if prefix_caching:
+        truth = replace(truth, limits=replace(truth.limits, prefix_caching=True))
     from headway.engines.process import EngineOptions, serve
 
     options = EngineOptions(

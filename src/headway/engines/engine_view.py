@@ -34,6 +34,7 @@ class Resident:
 
     __slots__ = (
         "arrival_s",
+        "cached_tokens",
         "computed_tokens",
         "max_tokens",
         "num_blocks",
@@ -53,6 +54,7 @@ class Resident:
         self.max_tokens = max_tokens
         self.priority = priority
         self.arrival_s = arrival_s
+        self.cached_tokens = 0  # found in the prefix cache, or to be found once it is admitted
         self.computed_tokens = 0
         self.output_tokens = 0
         self.num_blocks = 0
@@ -103,6 +105,7 @@ class EngineView(Generic[ResidentT]):
             resident = running.get(request_id)
             if resident is None:
                 resident = running[request_id] = self._admit(request_id)
+                resident.computed_tokens = resident.cached_tokens
             computed = resident.computed_tokens + num_tokens
             resident.computed_tokens = computed
             resident.scheduled_tokens = num_tokens
@@ -146,7 +149,7 @@ class EngineView(Generic[ResidentT]):
         raise KeyError(request_id)
 
     def _preempt(self, resident: ResidentT) -> None:
-        resident.computed_tokens = resident.num_blocks = resident.scheduled_tokens = 0
+        resident.computed_tokens = resident.num_blocks = resident.scheduled_tokens = resident.cached_tokens = 0
         resident.published = None
         if self._by_priority:
             self._insert(resident)
@@ -172,5 +175,6 @@ def _published(resident: Resident) -> SnapshotRequest:
         resident.priority,
         resident.arrival_s,
         resident.scheduled_tokens,
+        resident.cached_tokens,
     )
     return resident.published

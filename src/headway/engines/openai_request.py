@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from headway.errors import RequestError
+from headway.predict.prefix import prefix_blocks
 from headway.predict.tokens import prompt_tokens_of
 
 #: Whole answer in tokens, for tests and demos: a number, or ``model=number`` items separated by commas.
@@ -33,7 +34,8 @@ _MAX_PROMPTS = 1024
 class CompletionRequest(Struct, frozen=True, kw_only=True):
     """One request body. ``prompt_tokens`` has an entry per prompt, each of which becomes a request of the engine.
 
-    ``max_tokens`` None means up to the context's end.
+    ``max_tokens`` None means up to the context's end. ``prefix_blocks`` names the blocks of each prompt, where that was
+    asked for.
     """
 
     chat: bool
@@ -44,6 +46,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     priority: int
+    prefix_blocks: list[tuple[int, ...]] = []
 
 
 class _StreamOptions(Struct):
@@ -69,8 +72,10 @@ class _Fields(Struct):
     prompt_logprobs: int | None = None
 
 
-def parse(data: bytes, *, chat: bool, model: str, max_model_len: int) -> CompletionRequest:
-    """The request in ``data``.
+def parse(
+    data: bytes, *, chat: bool, model: str, max_model_len: int, block_tokens: int | None = None
+) -> CompletionRequest:
+    """The request in ``data``; with its prompts' blocks of ``block_tokens`` named, where that is given.
 
     Raises:
         RequestError: no JSON object, a wrong or unsupported value, another model (404), or too long for the context.
@@ -107,6 +112,7 @@ def parse(data: bytes, *, chat: bool, model: str, max_model_len: int) -> Complet
         stream=bool(fields.stream),
         include_usage=options is not None and bool(options.include_usage),
         priority=_priority(fields.priority),
+        prefix_blocks=[] if block_tokens is None else _prefix_blocks(body, block_tokens, chat=chat),
     )
 
 
@@ -152,6 +158,14 @@ def _prompt_tokens(body: Mapping[str, object], *, chat: bool) -> list[int]:
         raise RequestError(f"'prompt' holds {len(prompt)} prompts, at most {_MAX_PROMPTS} are taken", param="prompt")
     prompt_tokens_of({"prompt": prompt})  # names the first wrong item by its place in the list
     return [prompt_tokens_of({"prompt": item}) for item in prompt]
+
+
+def _prefix_blocks(body: Mapping[str, object], block_tokens: int, *, chat: bool) -> list[tuple[int, ...]]:
+    """The names of each prompt's blocks, in the order of its tokens' counts."""
+    prompt = body.get("prompt")
+    if chat or not isinstance(prompt, list) or type(prompt[0]) is int:
+        return [prefix_blocks(body, block_tokens)]
+    return [prefix_blocks({"prompt": item}, block_tokens) for item in prompt]
 
 
 def _require_room(prompt_tokens: int, max_tokens: int | None, max_model_len: int, limit_name: str) -> None:

@@ -80,12 +80,20 @@ class OpenAIServer:
             return
         arrival_s = time.monotonic()
         headers = dict(scope["headers"])
-        request = parse(body, chat=chat, model=self._model, max_model_len=self._engine.truth.limits.max_model_len)
+        limits = self._engine.truth.limits
+        request = parse(
+            body,
+            chat=chat,
+            model=self._model,
+            max_model_len=limits.max_model_len,
+            block_tokens=limits.block_size if limits.prefix_caching else None,
+        )
         client_id = self._request_id(headers)
         progress = asyncio.Event()
+        wanted = self._engine_requests(request, client_id, headers.get(OUTPUT_TOKENS_HEADER.encode()))
         generations = [
-            self._engine.submit(wanted, arrival_s=arrival_s, on_progress=progress.set)
-            for wanted in self._engine_requests(request, client_id, headers.get(OUTPUT_TOKENS_HEADER.encode()))
+            self._engine.submit(one, arrival_s=arrival_s, on_progress=progress.set, prefix_blocks=blocks)
+            for one, blocks in zip(wanted, request.prefix_blocks or [()] * len(wanted), strict=True)
         ]
         watcher = asyncio.create_task(self._cancel_on_disconnect(receive, generations))
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{client_id}"

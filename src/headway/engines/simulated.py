@@ -15,7 +15,7 @@ import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -25,6 +25,7 @@ from headway._core import ReplayedEngine
 from headway.engines.engine_view import EngineView, Resident
 from headway.engines.step_log import LoggedLimits, StepLogHeader, StepSink, logged_step
 from headway.errors import EngineInputError, SnapshotError
+from headway.fleet.prefix import PrefixStore
 from headway.profiles import TruthProfile
 from headway.types import EngineRequest, Snapshot
 
@@ -56,9 +57,25 @@ class Generation(Resident):
     """One request and what came out of it so far. ``ttft_s`` and ``queue_s`` are simulated seconds, on the engine's
     own clock: from arrival to the end of the batch that gave the first token, and to the start of the first batch."""
 
-    __slots__ = ("finish_reason", "num_tokens", "on_progress", "queue_s", "target_output_tokens", "ttft_s")
+    __slots__ = (
+        "finish_reason",
+        "num_tokens",
+        "on_progress",
+        "prefix_blocks",
+        "queue_s",
+        "target_output_tokens",
+        "ttft_s",
+    )
 
-    def __init__(self, request: EngineRequest, *, max_tokens: int, arrival_s: float, on_progress: Callable[[], None]):
+    def __init__(
+        self,
+        request: EngineRequest,
+        *,
+        max_tokens: int,
+        arrival_s: float,
+        on_progress: Callable[[], None],
+        prefix_blocks: Sequence[int],
+    ) -> None:
         super().__init__(
             request_id=request.request_id,
             prompt_tokens=request.prompt_tokens,
@@ -68,6 +85,7 @@ class Generation(Resident):
         )
         self.target_output_tokens = request.target_output_tokens
         self.on_progress = on_progress
+        self.prefix_blocks = prefix_blocks
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.queue_s: float | None = None
@@ -122,6 +140,7 @@ class SimulatedEngine:
         self.view: EngineView[Generation] = EngineView(truth.limits)
         self._engine = ReplayedEngine(truth.limits, truth.step_time)
         self._step_clock = StepClock(truth, seed)
+        self._prefixes = PrefixStore(truth.limits.num_blocks - 1) if truth.limits.prefix_caching else None
         self._generations: dict[str, Generation] = {}
         self._arrivals: deque[Generation] = deque()  # not yet handed to the scheduler: the virtual clock is behind them
         self._observer = observer
@@ -145,8 +164,12 @@ class SimulatedEngine:
         *,
         arrival_s: float,
         on_progress: Callable[[], None],
+        prefix_blocks: Sequence[int] = (),
     ) -> Generation:
         """Queue a request that arrived at ``arrival_s`` (monotonic). ``on_progress`` is called on every output.
+
+        ``prefix_blocks`` names the full blocks of its prompt (``headway.predict.prefix``), for the prefix cache of an
+        engine that has one.
 
         Raises:
             EngineInputError: the prompt leaves no room for an output token.
@@ -156,8 +179,16 @@ class SimulatedEngine:
             limit = self.truth.limits.max_model_len - 1
             raise EngineInputError("prompt_tokens", f"must be at most {limit}, not {request.prompt_tokens}")
         max_tokens = min(room, request.max_tokens or room)
-        generation = Generation(request, max_tokens=max_tokens, arrival_s=arrival_s, on_progress=on_progress)
+        generation = Generation(
+            request,
+            max_tokens=max_tokens,
+            arrival_s=arrival_s,
+            on_progress=on_progress,
+            prefix_blocks=prefix_blocks,
+        )
         generation.request_id = self._unused(request.request_id)
+        if self._prefixes is not None:
+            self._look_up(generation, self._prefixes)
         self._generations[generation.request_id] = generation
         self._arrivals.append(generation)
         self.view.submit(generation)
@@ -275,8 +306,17 @@ class SimulatedEngine:
                     max_tokens=generation.max_tokens,
                     priority=generation.priority,
                     arrival_s=generation.arrival_s,
+                    cached_tokens=generation.cached_tokens,
                 )
             )
+
+    def _look_up(self, generation: Generation, prefixes: PrefixStore) -> None:
+        """Find what the prefix cache will hold of a prompt when its turn comes: what came before it has been computed
+        by then (fcfs)."""
+        block_size = self.truth.limits.block_size
+        most = (generation.prompt_tokens - 1) // block_size  # never the last token: something has to be computed
+        generation.cached_tokens = min(prefixes.num_hits(generation.prefix_blocks), most) * block_size
+        prefixes.add(generation.prefix_blocks)
 
     def _log_step(self, scheduled: list[Generation], start_s: float, duration_s: float, num_finished: int) -> None:
         assert self._step_sink is not None
@@ -288,6 +328,8 @@ class SimulatedEngine:
 
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         generation.finish_reason = reason
+        if self._prefixes is not None:
+            self._prefixes.add_anonymous(generation.output_tokens // self.truth.limits.block_size)
         del self._generations[generation.request_id]
         self._observer.finished(reason)
 

@@ -57,7 +57,7 @@ class EngineMetrics:
             "engine": "0",
             "block_size": str(limits.block_size),
             "num_gpu_blocks": str(limits.num_blocks),
-            "enable_prefix_caching": "False",
+            "enable_prefix_caching": str(limits.prefix_caching),
         }
         cache = Gauge("vllm:cache_config_info", "The KV cache's settings.", list(config), registry=self._registry)
         cache.labels(**config).set(1)
