@@ -176,3 +176,9 @@ def test_usage_of_whole_answers() -> None:
     assert usage_of_answer(b'{"usage":{"prompt_tokens":5}}') == Usage(5, 0)
     for body in (b"{}", b"", b"[]", b'{"usage":null}', b'{"usage":7}', b'{"usage":{"prompt_tokens":"x"}}'):
         assert usage_of_answer(body) is None
+
+
+def test_line_ends_too_many_pass_too() -> None:
+    """A blank line behind an event is no event, and is the client's all the same."""
+    stream = EventStream(drop_usage=True)
+    assert stream.feed(b"data: x\n\n\n") + stream.feed(b"\ndata: y\n\n") == b"data: x\n\n\n\ndata: y\n\n"

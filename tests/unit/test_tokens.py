@@ -109,3 +109,13 @@ def test_a_malformed_prompt_is_refused_by_name(body: dict[str, object], param: s
             read(body)
         assert caught.value.param == param
         assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("kind", [None, [], {}, 5, "image_url"])
+def test_parts_of_other_types_add_nothing(kind: object) -> None:
+    """Whatever stands for a part's type, it is the upstream's to judge; only text is counted."""
+    body: dict[str, object] = {
+        "messages": [{"content": [{"type": kind, "text": "x" * 40}, {"type": "text", "text": "hi"}]}]
+    }
+    assert prompt_text(body) == "hi"
+    assert prompt_tokens_of(body) == 1

@@ -155,6 +155,9 @@ class EventStream:
         if text is tail:
             del tail[:start]
             self._keep_tail(out)
+        elif start < len(chunk):  # a line end too many behind the last event
+            tail += chunk[start:]
+            self._keep_tail(out)
         return b"".join(out) if self._drop_usage else chunk
 
     def flush(self) -> bytes:

@@ -134,7 +134,7 @@ def _content_texts(content: object, where: str) -> list[str]:
             texts.append(part)
         elif not isinstance(part, dict):
             raise RequestError(f"'{where}[{index}]' must be an object with 'type'", param=f"{where}[{index}]")
-        elif part.get("type") in _TEXT_PARTS:
+        elif isinstance(kind := part.get("type"), str) and kind in _TEXT_PARTS:
             text = part.get("text")
             if not isinstance(text, str):
                 raise RequestError(f"'{where}[{index}].text' must be text", param=f"{where}[{index}].text")
