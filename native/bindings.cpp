@@ -162,6 +162,7 @@ NB_MODULE(_core, m) {
       .def("cancel", &ReplayedEngine::cancel, "request_id"_a)
       .def("step", &ReplayedEngine::step)
       .def("advance", &ReplayedEngine::advance, "seconds"_a)
+      .def("start_batch", &ReplayedEngine::start_batch)
       .def("clone", &ReplayedEngine::clone, nb::rv_policy::take_ownership)
       .def("state", &ReplayedEngine::state)
       .def_prop_ro("running", [](const ReplayedEngine& e) { return e.requests(e.scheduler().running()); })

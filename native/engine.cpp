@@ -13,12 +13,43 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 void Engine::reset(const Limits& limits) {
   scheduler_.reset(limits);
   residual_s_ = 0;
+  newest_ = Features{};
   open_ = OpenStep{};
 }
 
 int32_t Engine::place_running(const RequestInput& input) {
   open_ = OpenStep{};
+  if (input.scheduled > 0) note_newest(input);
   return scheduler_.place_running(input);
+}
+
+void Engine::note_newest(const RequestInput& input) {
+  const int64_t context = input.computed - input.scheduled;
+  const bool is_decode = input.scheduled == 1 && input.output > 0 && context == input.prompt + input.output - 1;
+  newest_.add_chunk(input.scheduled, context, is_decode);
+  newest_.close_batches(1, step_time_.knee);
+}
+
+void Engine::place_departed(const DepartedChunk& chunk) {
+  scheduler_.note_departed(chunk);
+  newest_.add_chunk(chunk.tokens, chunk.context, chunk.is_decode);
+  newest_.close_batches(1, step_time_.knee);
+}
+
+// Features of what starts once `scheduled` is scheduled: the same, or what an asynchronous engine had scheduled before,
+// while the `last` of the new batches waits in its place.
+Features Engine::begin(const Features& scheduled, const Features& last) {
+  if (!scheduler_.limits().async_scheduling) return scheduled;
+  Features begun = newest_;
+  begun += scheduled - last;
+  newest_ = last;
+  return begun;
+}
+
+Features Engine::all_scheduled() const {
+  Features all = total_;
+  if (scheduler_.limits().async_scheduling) all += newest_;
+  return all;
 }
 
 int32_t Engine::submit(const RequestInput& input) {
@@ -34,10 +65,19 @@ void Engine::remove(int32_t slot) {
 double Engine::step() {
   open_ = OpenStep{};
   residual_s_ = 0;
-  if (!scheduler_.step(true, step_time_.knee)) return 0;
-  num_steps_ += 1;
-  total_ += scheduler_.features();
-  return step_time_.seconds(scheduler_.features());
+  const bool did_anything = scheduler_.step(true, step_time_.knee);
+  begin(scheduler_.features(), scheduler_.features());
+  return did_anything ? step_time_.seconds(scheduler_.features()) : 0;
+}
+
+// Seconds until the last of the next `num_steps` decode steps is over, or for an asynchronous engine until it starts.
+double Engine::seconds_of_decodes(int64_t num_steps) const {
+  if (!scheduler_.limits().async_scheduling) {
+    return step_time_.seconds(scheduler_.decode_features(num_steps, step_time_.knee));
+  }
+  Features begun = newest_;
+  if (num_steps > 1) begun += scheduler_.decode_features(num_steps - 1, step_time_.knee);
+  return step_time_.seconds(begun);
 }
 
 int64_t Engine::advance(double seconds) {
@@ -51,28 +91,31 @@ int64_t Engine::advance(double seconds) {
   int64_t started = 0;
   while (seconds > 0 && !scheduler_.livelocked()) {
     int64_t run = scheduler_.decode_run();
-    if (run > 1 && step_time_.seconds(scheduler_.decode_features(run, step_time_.knee)) > seconds) {
+    if (run > 1 && seconds_of_decodes(run) > seconds) {
       // The longest part of the run that ends in time, then the step that straddles the end.
       int64_t fits = 0;
       int64_t too_long = run;
       while (too_long - fits > 1) {
         const int64_t middle = fits + (too_long - fits) / 2;
-        const bool in_time = step_time_.seconds(scheduler_.decode_features(middle, step_time_.knee)) <= seconds;
-        (in_time ? fits : too_long) = middle;
+        (seconds_of_decodes(middle) <= seconds ? fits : too_long) = middle;
       }
       run = fits > 0 ? fits : 1;
     }
+    Features last;
     if (run > 0) {
+      last = scheduler_.decode_features(1, step_time_.knee, run - 1);
       scheduler_.run_decodes(run, step_time_.knee);
     } else if (scheduler_.step(false, step_time_.knee)) {
+      last = scheduler_.features();
       run = 1;
-    } else {
+    } else if (newest_.steps == 0) {
       break;  // nothing to do, or stuck
     }
     started += run;
     num_steps_ += run;
-    total_ += scheduler_.features();
-    const double duration = step_time_.seconds(scheduler_.features());
+    const Features begun = begin(scheduler_.features(), last);
+    total_ += begun;
+    const double duration = step_time_.seconds(begun);
     if (duration > seconds) {
       residual_s_ = duration - seconds;
       seconds = 0;
@@ -87,6 +130,13 @@ int64_t Engine::advance(double seconds) {
   return started;
 }
 
+void Engine::start_batch() {
+  if (newest_.steps == 0 || residual_s_ > 0) return;
+  open_ = OpenStep{};
+  scheduler_.step(false, step_time_.knee);
+  residual_s_ = step_time_.seconds(begin(scheduler_.features(), scheduler_.features()));
+}
+
 FirstToken Engine::first_token(RequestInput newcomer) {
   newcomer.target_output = std::numeric_limits<int32_t>::max();  // what follows its first token does not matter
   newcomer.max_tokens = 0;
@@ -98,7 +148,7 @@ FirstToken Engine::first_token(RequestInput newcomer) {
   if (scheduler_.limits().priority_policy || brings_tokens) {
     Scheduler scheduler(scheduler_);
     const int32_t slot = scheduler.submit(newcomer);
-    return replay_newcomer(scheduler, slot, num_steps_, total_, kNever);
+    return replay_newcomer(scheduler, slot, num_steps_, all_scheduled(), kNever);
   }
   const int64_t prompt = newcomer.prompt;
   if (!open_.known) find_open_step();
@@ -159,14 +209,14 @@ void Engine::find_open_step() {
   open_.known = true;
   open_.step = num_steps_;
   if (scheduler_.next_step_is_open()) {
-    open_.before = total_;
+    open_.before = all_scheduled();
     note_open_next_step(scheduler_);
     return;
   }
   open_.ahead = std::make_unique<Scheduler>(scheduler_);
   open_.ahead->set_phantoms(1);
   open_.ahead->watch_anew();
-  seek_open_step(num_steps_, total_);
+  seek_open_step(num_steps_, all_scheduled());
 }
 
 void Engine::note_open_next_step(const Scheduler& scheduler) {
@@ -235,10 +285,16 @@ void Engine::append_to_open_step(const RequestInput& input) {
   } else {
     RequestInput admitted = input;
     admitted.computed = cached + chunk;
-    admitted.output = admitted.computed == input.prompt ? 1 : 0;
-    const bool ends_at_once = admitted.output == 1 && (input.target_output == 1 || input.max_tokens == 1 ||
-                                                       input.prompt + 1 >= scheduler_.limits().max_model_len);
-    if (!ends_at_once) ahead.place_running(admitted);
+    const bool gives_output = admitted.computed == input.prompt;
+    const bool ends_at_once = gives_output && (input.target_output == 1 || input.max_tokens == 1 ||
+                                               input.prompt + 1 >= scheduler_.limits().max_model_len);
+    if (scheduler_.limits().async_scheduling) {
+      admitted.scheduled = chunk;  // what it gives, and whether it ends, is known a step later
+      ahead.place_running(admitted);
+    } else if (!ends_at_once) {
+      admitted.output = gives_output ? 1 : 0;
+      ahead.place_running(admitted);
+    }
     open_.residents.add_chunk(chunk, cached, false);
     open_.residents.close_batches(1, step_time_.knee);
     open_.budget -= chunk;

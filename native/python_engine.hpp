@@ -39,6 +39,7 @@ class ReplayedEngine {
   void submit(nb::handle request) {
     const RequestInput input = request_from(request, limits());
     nb::object id = checked_id(request);
+    check_is_in_no_batch(input);
     check_holdings(input);
     remember(engine_->submit(input), std::move(id));
   }
@@ -59,7 +60,7 @@ class ReplayedEngine {
     const Scheduler& s = scheduler();
     for (const headway::Chunk& chunk : s.chunks()) batch.num_scheduled_tokens[id(chunk.slot)] = chunk.tokens;
     for (const int32_t slot : s.preempted()) batch.preempted.append(id(slot));
-    for (const int32_t slot : s.first_tokens()) batch.first_tokens.append(id(slot));
+    for (const int32_t slot : s.given_first_tokens()) batch.first_tokens.append(id(slot));
     for (const int32_t slot : s.finished()) batch.finished.append(id(slot));
     batch.free_blocks = s.free_after();
     forget_departed();
@@ -73,6 +74,11 @@ class ReplayedEngine {
     const int64_t started = engine_->advance(seconds);
     if (started > 0) forget_departed();
     return started;
+  }
+
+  void start_batch() {
+    engine_->start_batch();
+    forget_departed();
   }
 
   ReplayedEngine* clone() const {
@@ -90,6 +96,7 @@ class ReplayedEngine {
   FirstToken replay(nb::handle request) {
     const RequestInput newcomer = request_from(request, limits());
     checked_id(request);
+    check_is_in_no_batch(newcomer);
     check_holdings(newcomer);
     if (newcomer.output > 0) fail_input("output_tokens", "a newcomer has no output yet");
     return engine_->first_token(newcomer);
@@ -120,17 +127,23 @@ class ReplayedEngine {
     for (int32_t slot = list.first; slot >= 0; slot = s.next_of(slot)) {
       const headway::Request& r = s.request(slot);
       out.append(type("request_id"_a = id(slot), "prompt_tokens"_a = r.prompt, "computed_tokens"_a = s.computed(slot),
-                      "output_tokens"_a = s.output(slot), "target_output_tokens"_a = r.target_output,
+                      "output_tokens"_a = s.given_output(slot), "target_output_tokens"_a = r.target_output,
                       "max_tokens"_a = r.max_tokens == 0 ? nb::object(nb::none()) : nb::int_(r.max_tokens),
                       "priority"_a = r.priority,
                       "arrival_s"_a = std::isfinite(r.arrival) ? nb::object(nb::float_(r.arrival)) : nb::none(),
-                      "num_blocks"_a = s.blocks(slot), "cached_tokens"_a = r.cached));
+                      "num_blocks"_a = s.blocks(slot), "cached_tokens"_a = r.cached,
+                      "scheduled_tokens"_a = s.newest_tokens(slot)));
     }
     return out;
   }
 
   nb::object state() const {
-    return types().attr("EngineState")("limits"_a = limits_, "running"_a = nb::tuple(requests(scheduler().running())),
+    nb::list departed;
+    for (const DepartedChunk& chunk : scheduler().departed()) {
+      departed.append(nb::make_tuple(chunk.tokens, chunk.context, chunk.is_decode));
+    }
+    return types().attr("EngineState")("departed"_a = nb::tuple(departed),
+                                       "limits"_a = limits_, "running"_a = nb::tuple(requests(scheduler().running())),
                                        "waiting"_a = nb::tuple(requests(scheduler().waiting())),
                                        "residual_s"_a = engine_->residual_s(),
                                        "free_blocks"_a = scheduler().free_blocks());
@@ -177,6 +190,10 @@ class ReplayedEngine {
       fail_input("request_id", "'" + nb::cast<std::string>(id) + "' is already in this engine");
     }
     return id;
+  }
+
+  static void check_is_in_no_batch(const RequestInput& r) {
+    if (r.scheduled > 0) fail_input("scheduled_tokens", "must be 0 for a request that does not run");
   }
 
   void check_holdings(const RequestInput& r) const {
@@ -231,6 +248,12 @@ class ReplayedEngine {
     }
   }
 
+  void place_departed(nb::handle chunk) {
+    if (!limits().async_scheduling) fail_input("departed", "must be empty for an engine without async_scheduling");
+    const int64_t tokens = as_count(nb::object(chunk[0]), "departed", 1);
+    engine_->place_departed({tokens, as_count(nb::object(chunk[1]), "departed", 0), nb::cast<bool>(chunk[2])});
+  }
+
   void fill(nb::handle state) {
     const Limits& l = limits();
     const nb::object running = state.attr("running");
@@ -247,8 +270,10 @@ class ReplayedEngine {
     for (nb::handle request : waiting) {
       const RequestInput input = request_from(request, l);
       nb::object id = checked_id(request);
+      check_is_in_no_batch(input);
       remember(engine_->submit(input), std::move(id));
     }
+    for (nb::handle chunk : state.attr("departed")) place_departed(chunk);
     const int64_t unheld = scheduler().free_blocks();
     if (unheld < 0) {
       fail_input("num_blocks", "requests hold " + std::to_string(l.num_blocks - 1 - unheld) + " blocks, only " +

@@ -38,7 +38,7 @@ class TruthInstance {
   TruthInstance(nb::object limits, nb::handle step_time, double noise, double stall_probability, double stall_mean_s,
                 double gap_low_s, double gap_high_s, uint64_t seed)
       : limits_(std::move(limits)),
-        engine_(limits_from(limits_), clock_from(step_time, noise, stall_probability, stall_mean_s, gap_low_s, gap_high_s),
+        engine_(checked_limits(limits_), clock_from(step_time, noise, stall_probability, stall_mean_s, gap_low_s, gap_high_s),
                 seed) {}
 
   void submit(nb::object id, int64_t prompt_tokens, int64_t target_output_tokens, double predicted_output_tokens,
@@ -98,6 +98,13 @@ class TruthInstance {
   const TruthEngine& engine() const { return engine_; }
 
  private:
+  static Limits checked_limits(nb::handle limits) {
+    const Limits l = limits_from(limits);
+    if (l.async_scheduling) fail_input("async_scheduling", "cannot be simulated");
+    if (l.prefix_caching) fail_input("prefix_caching", "cannot be simulated");
+    return l;
+  }
+
   static TruthClock clock_from(nb::handle step_time, double noise, double stall_probability, double stall_mean_s,
                                double gap_low_s, double gap_high_s) {
     const auto check = [](const char* field, double value) {

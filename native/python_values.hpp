@@ -75,7 +75,7 @@ inline Limits limits_from(nb::handle limits) {
   l.priority_policy = nb::cast<std::string>(limits.attr("policy")) == "priority";
   l.reserve_full_isl = nb::cast<bool>(limits.attr("reserve_full_isl"));
   l.prefix_caching = nb::cast<bool>(limits.attr("prefix_caching"));
-  if (nb::cast<bool>(limits.attr("async_scheduling"))) fail_input("async_scheduling", "cannot be replayed yet");
+  l.async_scheduling = nb::cast<bool>(limits.attr("async_scheduling"));
   // kv_cache_manager.py @0.32.0: watermark_blocks = int(watermark * num_blocks)
   l.watermark_blocks =
       static_cast<int64_t>(nb::cast<double>(limits.attr("watermark")) * static_cast<double>(l.num_blocks));
@@ -94,12 +94,12 @@ inline StepTime step_time_from(nb::handle step_time) {
 
 // Attribute names, interned once: requests cross by the hundred.
 struct RequestNames {
-  nb::object id, prompt, computed, output, target, max_tokens, priority, arrival, num_blocks, cached;
+  nb::object id, prompt, computed, output, target, max_tokens, priority, arrival, num_blocks, cached, scheduled;
   RequestNames()
       : id(intern("request_id")), prompt(intern("prompt_tokens")), computed(intern("computed_tokens")),
         output(intern("output_tokens")), target(intern("target_output_tokens")), max_tokens(intern("max_tokens")),
         priority(intern("priority")), arrival(intern("arrival_s")), num_blocks(intern("num_blocks")),
-        cached(intern("cached_tokens")) {}
+        cached(intern("cached_tokens")), scheduled(intern("scheduled_tokens")) {}
   static nb::object intern(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }
 };
 
@@ -144,7 +144,12 @@ inline RequestInput request_from(nb::handle request, const Limits& limits) {
                                     std::to_string(limits.max_model_len) + "), not " +
                                     std::to_string(r.prompt + r.output));
   }
-  if (r.computed >= r.prompt + r.output) {
+  r.scheduled = as_count(get(request, n.scheduled), "scheduled_tokens", 0);
+  if (r.scheduled > 0 && !limits.async_scheduling) {
+    fail_input("scheduled_tokens", "must be 0 between the steps of an engine without async_scheduling");
+  }
+  if (r.scheduled > r.computed) fail_input("scheduled_tokens", "must not exceed computed_tokens, which count them");
+  if (r.computed - (r.scheduled > 0 ? 1 : 0) >= r.prompt + r.output) {
     fail_input("computed_tokens", "must be below prompt_tokens + output_tokens between steps");
   }
   const int64_t needed = (r.computed + limits.block_size - 1) / limits.block_size;

@@ -1,129 +1,53 @@
 #include "scheduler.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <limits>
 
 namespace headway {
 
-namespace {
-
-// Past this, the clock is moved back so that squared sums stay within 64 bits.
-constexpr int64_t kClockLimit = int64_t{1} << 24;
-
-}  // namespace
-
-Scheduler::Scheduler(const Limits& limits) : limits_(limits), free_(limits.num_blocks - 1) {  // less the null block
-  residues_.assign(static_cast<size_t>(limits.block_size), 0);
-  wheel_.assign(kWheelSize, -1);
-}
-
 void Scheduler::reset(const Limits& limits) {
-  std::vector<Request> slots = std::move(slots_);
-  std::vector<int32_t> residues = std::move(residues_);
-  std::vector<int32_t> wheel = std::move(wheel_);
-  *this = Scheduler(Empty{}, limits);
-  slots.clear();
-  residues.assign(static_cast<size_t>(limits.block_size), 0);
-  wheel.assign(kWheelSize, -1);
-  slots_ = std::move(slots);
-  residues_ = std::move(residues);
-  wheel_ = std::move(wheel);
-}
-
-// ---------------------------------------------------------------- requests and lists
-
-int32_t Scheduler::new_slot(const RequestInput& input) {
-  int32_t slot;
-  if (free_slots_.empty()) {
-    slot = static_cast<int32_t>(slots_.size());
-    slots_.emplace_back();
-  } else {
-    slot = free_slots_.back();
-    free_slots_.pop_back();
-    slots_[static_cast<size_t>(slot)] = Request{};
-  }
-  Request& r = slots_[static_cast<size_t>(slot)];
-  r.prompt = static_cast<int32_t>(input.prompt);
-  r.computed = static_cast<int32_t>(input.computed);
-  r.output = static_cast<int32_t>(input.output);
-  r.target_output = static_cast<int32_t>(input.target_output);
-  r.max_tokens = static_cast<int32_t>(input.max_tokens);
-  r.cached = static_cast<int32_t>(input.cached);
-  // Stop rule, sched/utils.py check_stop @0.32.0: num_tokens >= max_model_len or outputs >= max_tokens.
-  int64_t end = std::min(input.target_output, limits_.max_model_len - input.prompt);
-  if (input.max_tokens > 0) end = std::min(end, input.max_tokens);
-  r.end_output = static_cast<int32_t>(end);
-  r.blocks = static_cast<int32_t>(input.num_blocks < 0 ? blocks_for(input.computed) : input.num_blocks);
-  r.priority = input.priority;
-  r.arrival = input.arrival;
-  r.submission = ++num_submissions_;
-  if (std::isnan(input.arrival) && limits_.priority_policy) {
-    // After all present, strictly: vLLM's arrivals differ, and among equal ones the eldest would be the victim.
-    r.arrival = std::numeric_limits<double>::lowest();
-    for (const Request& other : slots_) {
-      if (other.place == Place::kNowhere) continue;
-      r.arrival = std::max(r.arrival, std::nextafter(other.arrival, std::numeric_limits<double>::max()));
-    }
-  }
-  free_ -= r.blocks;
-  head_blocked_ = false;
+  Residents::reset(limits);
+  num_phantoms_ = 0;
+  remembered_state_ = 0;
   watch_anew();
-  return slot;
-}
-
-void Scheduler::free_slot(int32_t slot) {
-  slots_[static_cast<size_t>(slot)].place = Place::kNowhere;
-  slots_[static_cast<size_t>(slot)].on_clock = false;
-  free_slots_.push_back(slot);
-}
-
-void Scheduler::append(List& list, int32_t slot) { insert_before(list, slot, -1); }
-
-void Scheduler::insert_before(List& list, int32_t slot, int32_t before) {
-  Request& r = slots_[static_cast<size_t>(slot)];
-  const int32_t previous = before < 0 ? list.last : request(before).previous;
-  r.previous = previous;
-  r.next = before;
-  (previous < 0 ? list.first : slots_[static_cast<size_t>(previous)].next) = slot;
-  (before < 0 ? list.last : slots_[static_cast<size_t>(before)].previous) = slot;
-  list.size += 1;
-}
-
-void Scheduler::unlink(List& list, int32_t slot) {
-  const Request& r = request(slot);
-  (r.previous < 0 ? list.first : slots_[static_cast<size_t>(r.previous)].next) = r.next;
-  (r.next < 0 ? list.last : slots_[static_cast<size_t>(r.next)].previous) = r.previous;
-  list.size -= 1;
-}
-
-bool Scheduler::sooner(const Request& a, const Request& b) const {
-  if (a.priority != b.priority) return a.priority < b.priority;
-  if (a.arrival != b.arrival) return a.arrival < b.arrival;
-  return a.submission < b.submission;
-}
-
-void Scheduler::queue_by_priority(int32_t slot) {
-  int32_t before = -1;
-  int32_t candidate = waiting_.last;
-  while (candidate >= 0 && sooner(request(slot), request(candidate))) {
-    before = candidate;
-    candidate = request(candidate).previous;
+  budget_ = threshold_ = free_after_ = 0;
+  running_after_ = 0;
+  decodes_in_bulk_ = head_blocked_ = waiting_empty_after_ = false;
+  features_ = Features{};
+  chunks_.clear();
+  for (auto* slots : {&ending_, &ended_, &held_back_, &preempted_, &finished_, &first_tokens_, &given_first_tokens_}) {
+    slots->clear();
   }
-  insert_before(waiting_, slot, before);
 }
+
+// ---------------------------------------------------------------- requests in and out
 
 int32_t Scheduler::place_running(const RequestInput& input) {
   const int32_t slot = new_slot(input);
+  head_blocked_ = false;
+  watch_anew();
   start_running(slot);
+  if (!limits_.async_scheduling) {
+    join_clock_or_track(slot);
+    return slot;
+  }
+  Request& r = at(slot);
+  r.newest_in = step_number_;
+  r.newest_tokens = static_cast<int32_t>(input.scheduled);
+  r.newest_samples = input.scheduled > 0 && r.computed == r.prompt + r.output;
+  if (r.newest_samples) {
+    r.output += 1;
+    if (r.output == 1) first_tokens_.push_back(slot);
+  }
   join_clock_or_track(slot);
+  if (r.newest_samples && output(slot) >= r.end_output) end(slot);
   return slot;
 }
 
 int32_t Scheduler::submit(const RequestInput& input) {
   const int32_t slot = new_slot(input);
-  slots_[static_cast<size_t>(slot)].place = Place::kWaiting;
+  head_blocked_ = false;
+  watch_anew();
+  at(slot).place = Place::kWaiting;
   if (limits_.priority_policy) {
     queue_by_priority(slot);
   } else {
@@ -136,237 +60,42 @@ void Scheduler::remove(int32_t slot) {
   head_blocked_ = false;
   watch_anew();
   free_ += blocks(slot);
+  if (limits_.async_scheduling) {  // what the newest batch would have given it is dropped
+    note_departure(slot);
+    std::erase(ending_, slot);
+    std::erase(first_tokens_, slot);
+  }
   if (request(slot).place == Place::kRunning) {
-    if (request(slot).on_clock) {
-      leave_clock(slot);
-    } else {
-      untrack(slot);
-    }
-    unlink(running_, slot);
+    stop_running(slot);
   } else {
     unlink(waiting_, slot);
   }
   free_slot(slot);
 }
 
-void Scheduler::start_running(int32_t slot) {
-  Request& r = slots_[static_cast<size_t>(slot)];
-  r.place = Place::kRunning;
-  r.order = next_order_++;
-  append(running_, slot);
-}
-
-// ---------------------------------------------------------------- the decode clock
-
-int64_t Scheduler::computed(int32_t slot) const {
-  const Request& r = request(slot);
-  return r.on_clock ? r.computed + clock_ : r.computed;
-}
-
-int64_t Scheduler::output(int32_t slot) const {
-  const Request& r = request(slot);
-  return r.on_clock ? r.output + clock_ : r.output;
-}
-
-int64_t Scheduler::blocks(int32_t slot) const {
-  const Request& r = request(slot);
-  return r.on_clock ? blocks_for(r.computed + clock_) : r.blocks;
-}
-
-int64_t Scheduler::num_clock_blocks_due(int64_t clock, int64_t num_steps) const {
-  int64_t due = num_steps / limits_.block_size * num_on_clock_;
-  size_t index = static_cast<size_t>(residue(-clock));
-  for (int64_t rest = num_steps % limits_.block_size; rest > 0; --rest) {
-    due += residues_[index];
-    index = index == 0 ? static_cast<size_t>(limits_.block_size - 1) : index - 1;
-  }
-  return due;
-}
-
-int64_t Scheduler::steps_until_shortage(int64_t at_most) const {
-  if ((at_most / limits_.block_size + 1) * num_on_clock_ <= free_) return at_most;
-  const int64_t cycles = free_ / num_on_clock_;  // in block_size steps every decode takes one block
-  int64_t rest = free_ - cycles * num_on_clock_;
-  int64_t steps = cycles * limits_.block_size;
-  for (int64_t clock = clock_; steps < at_most; ++clock, ++steps) {
-    rest -= num_clock_blocks_due(clock);
-    if (rest < 0) break;
-  }
-  return std::min(steps, at_most);
-}
-
-// A decode with no blocks in advance joins the clock: what it holds follows from the clock alone. All else is tracked.
-void Scheduler::join_clock_or_track(int32_t slot) {
-  Request& r = slots_[static_cast<size_t>(slot)];
-  if (r.output > 0 && r.computed == r.prompt + r.output - 1 && r.blocks == blocks_for(r.computed)) {
-    untrack(slot);
-    join_clock(slot);
-  } else if (!r.tracked) {
-    r.tracked = true;
-    tracked_.push_back(slot);  // newest last, as in the running list
-  }
-}
-
-void Scheduler::untrack(int32_t slot) {
-  Request& r = slots_[static_cast<size_t>(slot)];
-  if (!r.tracked) return;
-  r.tracked = false;
-  tracked_.erase(std::find(tracked_.begin(), tracked_.end(), slot));
-}
-
-void Scheduler::join_clock(int32_t slot) {
-  if (clock_ > kClockLimit) rebase_clock();
-  Request& r = slots_[static_cast<size_t>(slot)];
-  // A request already at its end still takes the token that vLLM checks.
-  r.finish_clock = clock_ + std::max(1, r.end_output - r.output);
-  r.computed -= static_cast<int32_t>(clock_);
-  r.output -= static_cast<int32_t>(clock_);
-  r.on_clock = true;
-  num_on_clock_ += 1;
-  relative_sum_ += r.computed;
-  relative_square_sum_ += int64_t{r.computed} * r.computed;
-  residues_[static_cast<size_t>(residue(r.computed))] += 1;
-  last_clock_order_ = std::max(last_clock_order_, r.order);
-  add_end(slot);
-}
-
-void Scheduler::forget_on_clock(int32_t slot) {
-  const Request& r = request(slot);
-  remove_end(slot);
-  relative_sum_ -= r.computed;
-  relative_square_sum_ -= int64_t{r.computed} * r.computed;
-  residues_[static_cast<size_t>(residue(r.computed))] -= 1;
-  num_on_clock_ -= 1;
-  if (num_on_clock_ == 0) last_clock_order_ = -1;
-}
-
-void Scheduler::leave_clock(int32_t slot) {
-  forget_on_clock(slot);
-  Request& r = slots_[static_cast<size_t>(slot)];
-  r.computed += static_cast<int32_t>(clock_);
-  r.output += static_cast<int32_t>(clock_);
-  r.blocks = static_cast<int32_t>(blocks_for(r.computed));
-  r.on_clock = false;
-}
-
-void Scheduler::add_end(int32_t slot) {
-  Request& r = slots_[static_cast<size_t>(slot)];
-  const size_t bucket = static_cast<size_t>(r.finish_clock % kWheelSize);
-  r.previous_end = -1;
-  r.next_end = wheel_[bucket];
-  if (r.next_end >= 0) slots_[static_cast<size_t>(r.next_end)].previous_end = slot;
-  wheel_[bucket] = slot;
-  wheel_bits_[bucket / 64] |= uint64_t{1} << (bucket % 64);
-}
-
-void Scheduler::remove_end(int32_t slot) {
-  const Request& r = request(slot);
-  if (r.next_end >= 0) slots_[static_cast<size_t>(r.next_end)].previous_end = r.previous_end;
-  if (r.previous_end >= 0) {
-    slots_[static_cast<size_t>(r.previous_end)].next_end = r.next_end;
-    return;
-  }
-  const size_t bucket = static_cast<size_t>(r.finish_clock % kWheelSize);
-  wheel_[bucket] = r.next_end;
-  if (r.next_end < 0) wheel_bits_[bucket / 64] &= ~(uint64_t{1} << (bucket % 64));
-}
-
-// Steps from now until a bucket with ends comes up, 1..kWheelSize.
-int64_t Scheduler::steps_to_next_end() const {
-  const int64_t start = (clock_ + 1) % kWheelSize;
-  uint64_t word = wheel_bits_[static_cast<size_t>(start / 64)] >> (start % 64);
-  if (word != 0) return 1 + std::countr_zero(word);
-  int64_t steps = 1 + 64 - start % 64;
-  for (int64_t i = 1; i < kWheelSize / 64; ++i, steps += 64) {
-    word = wheel_bits_[static_cast<size_t>((start / 64 + i) % (kWheelSize / 64))];
-    if (word != 0) return steps + std::countr_zero(word);
-  }
-  return kWheelSize - 64 + 1;  // the rest of the first word: every bucket before it is empty
-}
-
-void Scheduler::rebase_clock() {
-  // A whole number of blocks and of turns of the wheel leaves both alone.
-  const int64_t period = limits_.block_size * kWheelSize;
-  const int64_t shift = clock_ - clock_ % period;
-  clock_ -= shift;
-  relative_sum_ = relative_square_sum_ = 0;
-  for (int32_t slot = running_.first; slot >= 0; slot = request(slot).next) {
-    Request& r = slots_[static_cast<size_t>(slot)];
-    if (!r.on_clock) continue;
-    r.computed += static_cast<int32_t>(shift);
-    r.output += static_cast<int32_t>(shift);
-    r.finish_clock -= shift;
-    relative_sum_ += r.computed;
-    relative_square_sum_ += int64_t{r.computed} * r.computed;
-  }
-}
-
-Workload Scheduler::workload() const {
-  Workload w;
-  w.num_running = running_.size;
-  w.num_waiting = waiting_.size;
-  for (const List* list : {&running_, &waiting_}) {
-    for (int32_t slot = list->first; slot >= 0; slot = request(slot).next) {
-      const Request& r = request(slot);
-      const int64_t given = output(slot);
-      const int64_t held = computed(slot);
-      const int64_t done = held > 0 ? held : cache_hit(r.cached, r.prompt + given);
-      w.decode_tokens += std::max<int64_t>(r.end_output - given, 0);
-      if (list == &running_) w.context_tokens += done;
-      const int64_t rest = r.prompt + given - done;
-      if (rest == 1 && given > 0) {
-        w.num_decodes += 1;
-        continue;
-      }
-      w.num_prefills += 1;
-      w.prefill_tokens += rest;
-      w.prefill_pairs += static_cast<double>(rest) * static_cast<double>(rest + 2 * done);
-    }
-  }
-  return w;
-}
-
-int64_t Scheduler::remaining_prefill_tokens() const {
-  int64_t total = 0;
-  for (const int32_t slot : tracked_) total += request(slot).prompt + request(slot).output - request(slot).computed;
-  for (int32_t slot = waiting_.first; slot >= 0; slot = request(slot).next) {
-    const Request& r = request(slot);
-    const int64_t num_tokens = r.prompt + r.output;
-    total += num_tokens - (r.computed > 0 ? r.computed : cache_hit(r.cached, num_tokens));
-  }
-  return total;
-}
-
 // ---------------------------------------------------------------- runs of unchanged decodes
 
 bool Scheduler::next_step_is_open() const {
-  return waiting_.size == 0 && tracked_.empty() && num_on_clock_ < limits_.max_num_batched_tokens &&
+  return waiting_.size == 0 && tracked_.empty() && clock_.size() < limits_.max_num_batched_tokens &&
          running_.size < limits_.max_num_seqs && free_after_next_decodes() >= 0;
 }
 
 int64_t Scheduler::decode_run() const {
-  if (num_on_clock_ == 0 || !tracked_.empty() || num_on_clock_ > limits_.max_num_batched_tokens) return 0;
+  if (clock_.size() == 0 || !tracked_.empty() || clock_.size() > limits_.max_num_batched_tokens) return 0;
   // Free blocks only shrink until a request ends, so a head that had to wait waits until then.
   if (waiting_.size > 0 && running_.size < limits_.max_num_seqs && !head_blocked_) return 0;
   if (free_after_next_decodes() < 0) return 0;
-  return steps_until_shortage(steps_to_next_end());
-}
-
-Features Scheduler::decode_features(int64_t num_steps, double knee) const {
-  Features f;
-  const int64_t context = relative_sum_ + num_on_clock_ * clock_;
-  const int64_t squares = relative_square_sum_ + 2 * clock_ * relative_sum_ + num_on_clock_ * clock_ * clock_;
-  f.add_decodes(num_on_clock_, context, static_cast<double>(squares), num_steps);
-  f.close_batches(num_steps, knee);
-  return f;
+  if (!ending_.empty()) return 1;  // the step after the next may have their seats and blocks
+  return clock_.steps_until_shortage(free_, clock_.steps_to_next_end());
 }
 
 [[gnu::flatten]] void Scheduler::run_decodes(int64_t num_steps, double knee) {
   begin_step();
   features_ = decode_features(num_steps, knee);
-  free_ -= num_clock_blocks_due(clock_, num_steps);
-  clock_ += num_steps;
-  finish_clock_ends();
+  free_ -= clock_.num_blocks_due(num_steps);
+  clock_.advance(num_steps);
+  end_on_clock();
+  if (!ended_.empty()) finish_ended();
 }
 
 // ---------------------------------------------------------------- one step: schedule
@@ -379,6 +108,12 @@ void Scheduler::begin_step() {
   chunks_.clear();
   preempted_.clear();
   finished_.clear();
+  if (limits_.async_scheduling) {
+    ended_.swap(ending_);
+    ending_.clear();
+    departed_.clear();
+    given_first_tokens_.swap(first_tokens_);
+  }
   first_tokens_.clear();
 }
 
@@ -395,7 +130,7 @@ void Scheduler::begin_step() {
   count_features(knee);
   if (features_.requests == 0 && preempted_.empty()) {
     features_ = Features{};
-    return false;
+    if (ended_.empty()) return false;
   }
   update();
   if (!preempted_.empty()) watch_for_livelock();
@@ -404,7 +139,7 @@ void Scheduler::begin_step() {
 
 // Tokens a running request wants in this step; the budget is the caller's concern.
 int64_t Scheduler::chunk_limit(const Request& r, int64_t computed) const {
-  const int64_t true_output = r.on_clock ? r.output + clock_ : r.output;
+  const int64_t true_output = r.on_clock ? r.output + clock_.now() : r.output;
   int64_t n = r.prompt + true_output - computed;
   if (threshold_ > 0) n = std::min(n, threshold_);
   return std::min(n, limits_.max_model_len - computed - 1);  // never samples beyond the model's length
@@ -413,14 +148,14 @@ int64_t Scheduler::chunk_limit(const Request& r, int64_t computed) const {
 // The running loop of schedule() for the common case: every decode gets its token and no block is short, so that the
 // order of the running list decides nothing but which prefill the last tokens of the budget go to.
 bool Scheduler::schedule_running_in_bulk() {
-  int64_t wanted = num_on_clock_;
+  int64_t wanted = clock_.size();
   for (const int32_t slot : tracked_) wanted += chunk_limit(request(slot), request(slot).computed);
   if (wanted > budget_) {
-    if (num_on_clock_ > budget_ || tracked_.empty()) return false;
-    if (num_on_clock_ > 0 && last_clock_order_ > request(tracked_.front()).order) return false;
+    if (clock_.size() > budget_ || tracked_.empty()) return false;
+    if (clock_.size() > 0 && clock_.last_order() > request(tracked_.front()).order) return false;
   }
-  int64_t budget = budget_ - num_on_clock_;
-  int64_t blocks_needed = num_clock_blocks_due(clock_);
+  int64_t budget = budget_ - clock_.size();
+  int64_t blocks_needed = clock_.num_blocks_due();
   for (const int32_t slot : tracked_) {
     if (budget == 0) break;
     const Request& r = request(slot);
@@ -435,7 +170,7 @@ bool Scheduler::schedule_running_in_bulk() {
     return false;
   }
   for (const Chunk& chunk : chunks_) {
-    Request& r = slots_[static_cast<size_t>(chunk.slot)];
+    Request& r = at(chunk.slot);
     r.blocks = std::max(r.blocks, static_cast<int32_t>(blocks_for(r.computed + chunk.tokens)));
   }
   free_ -= blocks_needed;
@@ -447,10 +182,13 @@ bool Scheduler::schedule_running_in_bulk() {
 void Scheduler::schedule_running_one_by_one() {
   int32_t slot = running_.first;
   while (slot >= 0 && budget_ > 0) {
-    const int64_t n = std::min(chunk_limit(request(slot), computed(slot)), budget_);
+    const Request& r = request(slot);
+    // async: "we are sure that the previous step has reached" the request's end, so it gets no further step.
+    const bool is_over = r.ending && r.ends_by_limit;
+    const int64_t n = is_over ? 0 : std::min(chunk_limit(r, computed(slot)), budget_);
     if (n > 0) {
       if (!allocate_or_preempt(slot, n)) return;
-      slots_[static_cast<size_t>(slot)].scheduled_in = step_number_;
+      at(slot).scheduled_in = step_number_;
       chunks_.push_back({slot, static_cast<int32_t>(n)});
       budget_ -= n;
     }
@@ -467,7 +205,7 @@ bool Scheduler::allocate_or_preempt(int32_t slot, int64_t tokens) {
     if (victim == slot) return false;
   }
   free_ -= needed;
-  Request& r = slots_[static_cast<size_t>(slot)];
+  Request& r = at(slot);
   if (!r.on_clock) r.blocks += static_cast<int32_t>(needed);
   return true;
 }
@@ -502,7 +240,7 @@ void Scheduler::preempt(int32_t slot) {
     untrack(slot);
   }
   unlink(running_, slot);
-  Request& r = slots_[static_cast<size_t>(slot)];
+  Request& r = at(slot);
   r.computed = 0;
   r.blocks = 0;
   r.cached = 0;  // how much of it outlives the shortage is not known here
@@ -539,7 +277,7 @@ void Scheduler::admit_waiting() {
   const int64_t num_present = num_requests() + num_phantoms_;
   while (budget_ > 0 && waiting_.size > 0 && running_.size < limits_.max_num_seqs) {
     const int32_t slot = waiting_.first;
-    Request& r = slots_[static_cast<size_t>(slot)];
+    Request& r = at(slot);
     const int64_t num_tokens = r.prompt + r.output;
     const int64_t computed = r.computed > 0 ? r.computed : cache_hit(r.cached, num_tokens);
     const Admission first = admission(num_tokens, computed, r.blocks, budget_, free_, running_.size, num_present);
@@ -558,14 +296,13 @@ void Scheduler::admit_waiting() {
 void Scheduler::count_features(double knee) {
   Features f;  // local, so that it can live in registers
   if (decodes_in_bulk_) {
-    const int64_t squares = relative_square_sum_ + 2 * clock_ * relative_sum_ + num_on_clock_ * clock_ * clock_;
-    f.requests = f.tokens = f.decodes = num_on_clock_;
-    f.decode_context = f.context = relative_sum_ + num_on_clock_ * clock_;
-    f.context_squares = static_cast<double>(squares);
+    f.requests = f.tokens = f.decodes = clock_.size();
+    f.decode_context = f.context = clock_.context();
+    f.context_squares = clock_.context_squares();
   }
   for (const Chunk& chunk : chunks_) {
     const Request& r = request(chunk.slot);
-    const int64_t context = r.on_clock ? r.computed + clock_ : r.computed;
+    const int64_t context = r.on_clock ? r.computed + clock_.now() : r.computed;
     const bool is_decode = chunk.tokens == 1 && (r.on_clock || (r.output > 0 && context == r.prompt + r.output - 1));
     f.add_chunk(chunk.tokens, context, is_decode);
   }
@@ -585,40 +322,23 @@ void Scheduler::watch_for_livelock() {
   }
 }
 
-uint64_t Scheduler::state_hash() const {
-  uint64_t hash = 14695981039346656037ULL;  // FNV-1a, over whole words
-  const auto mix = [&hash](int64_t word) {
-    hash = (hash ^ static_cast<uint64_t>(word)) * 1099511628211ULL;
-    hash ^= hash >> 32;
-  };
-  for (const List* list : {&running_, &waiting_}) {
-    mix(list->size);
-    for (int32_t slot = list->first; slot >= 0; slot = request(slot).next) {
-      mix(static_cast<int64_t>(request(slot).submission));
-      mix(computed(slot));
-      mix(output(slot));
-      mix(blocks(slot));
-    }
-  }
-  return hash;
-}
-
 // ---------------------------------------------------------------- one step: update
 
 void Scheduler::update() {
   held_back_.clear();
   if (!decodes_in_bulk_) hold_back_unscheduled();
-  if (num_on_clock_ > 0) clock_ += 1;
+  if (clock_.size() > 0) clock_.advance(1);
   for (const int32_t slot : held_back_) join_clock(slot);
   for (const Chunk& chunk : chunks_) {
     const Request& r = request(chunk.slot);
     if (!r.on_clock) {
       apply_chunk(chunk.slot, chunk.tokens);
-    } else if (r.finish_clock == clock_) {
-      finish(chunk.slot);
+    } else if (r.finish_clock == clock_.now()) {
+      end(chunk.slot);
     }
   }
-  finish_clock_ends();
+  end_on_clock();
+  if (!ended_.empty()) finish_ended();
 }
 
 // Decodes that got no token in this step (budget spent, or the loop ended in a preemption) fall behind the clock.
@@ -626,42 +346,104 @@ void Scheduler::hold_back_unscheduled() {
   for (int32_t slot = running_.first; slot >= 0; slot = request(slot).next) {
     if (request(slot).on_clock && request(slot).scheduled_in != step_number_) held_back_.push_back(slot);
   }
-  for (const int32_t slot : held_back_) leave_clock(slot);
+  for (const int32_t slot : held_back_) {
+    leave_clock(slot);
+    at(slot).newest_in = step_number_;
+    at(slot).newest_tokens = 0;
+    at(slot).newest_samples = false;
+  }
+  // One that is over is let go in this step, scheduled or not.
+  std::erase_if(held_back_, [this](int32_t slot) { return request(slot).ending; });
 }
 
 void Scheduler::apply_chunk(int32_t slot, int64_t tokens) {
-  Request& r = slots_[static_cast<size_t>(slot)];
+  Request& r = at(slot);
   r.computed += static_cast<int32_t>(tokens);
-  if (r.computed < r.prompt + r.output) return join_clock_or_track(slot);  // more chunks to come
+  const bool samples = r.computed == r.prompt + r.output && !r.ending;  // what is over decodes in vain
+  if (limits_.async_scheduling) {
+    r.newest_in = step_number_;
+    r.newest_tokens = static_cast<int32_t>(tokens);
+    r.newest_samples = samples;
+    if (r.ending) return;
+  }
+  if (!samples) return join_clock_or_track(slot);  // more chunks to come
   r.output += 1;
   if (r.output == 1) first_tokens_.push_back(slot);
   if (r.output >= r.end_output) {
-    finish(slot);
+    end(slot);
   } else {
     join_clock_or_track(slot);
   }
 }
 
-void Scheduler::finish_clock_ends() {
-  int32_t slot = wheel_[static_cast<size_t>(clock_ % kWheelSize)];
+void Scheduler::end_on_clock() {
+  int32_t slot = clock_.first_end();
   while (slot >= 0) {
     const int32_t next = request(slot).next_end;
-    if (request(slot).finish_clock == clock_) finish(slot);
+    if (request(slot).finish_clock == clock_.now()) end(slot);
     slot = next;
+  }
+}
+
+// The batch just scheduled gives this request its last output.
+void Scheduler::end(int32_t slot) {
+  if (!limits_.async_scheduling) return finish(slot);
+  Request& r = at(slot);
+  if (r.ending) return;
+  r.ending = true;
+  ending_.push_back(slot);
+  if (!r.ends_by_limit) {  // not foreseen: it is scheduled once more, and has no other end
+    if (r.on_clock) {
+      clock_.end_next_step(slots_, slot);
+    } else {
+      join_clock_or_track(slot);
+    }
+    return;
+  }
+  head_blocked_ = false;  // it leaves its token of the budget to others
+  if (r.on_clock) {
+    leave_clock(slot);
+    if (r.newest_in != step_number_) {
+      r.newest_in = step_number_;
+      r.newest_tokens = 1;
+      r.newest_samples = true;
+    }
+  } else {
+    untrack(slot);
   }
 }
 
 void Scheduler::finish(int32_t slot) {
   head_blocked_ = false;
   free_ += blocks(slot);
-  if (request(slot).on_clock) {
-    forget_on_clock(slot);
-  } else {
-    untrack(slot);
-  }
-  unlink(running_, slot);
+  stop_running(slot);
   free_slot(slot);
   finished_.push_back(slot);
+}
+
+// Asynchronous: a request leaves that may have a share of the newest batch.
+void Scheduler::note_departure(int32_t slot) {
+  const int64_t tokens = newest_tokens(slot);
+  if (tokens == 0) return;
+  const Request& r = request(slot);
+  const int64_t context = computed(slot) - tokens;
+  const int64_t given = given_output(slot);
+  departed_.push_back({tokens, context, tokens == 1 && given > 0 && context == r.prompt + given - 1});
+}
+
+// update_from_output() of the batch before, whose outcome is known only now.
+void Scheduler::finish_ended() {
+  for (const int32_t slot : ended_) {
+    if (request(slot).place == Place::kRunning) {
+      note_departure(slot);
+      finish(slot);
+      continue;
+    }
+    unlink(waiting_, slot);  // preempted in this very step: it waits without blocks
+    free_slot(slot);
+    finished_.push_back(slot);
+  }
+  ended_.clear();
 }
 
 }  // namespace headway

@@ -70,7 +70,7 @@ def random_step_time(rng: random.Random) -> StepTime:
     )
 
 
-def random_workload(seed: int, *, max_steps: int = 400) -> Workload:
+def random_workload(seed: int, *, max_steps: int = 400, async_scheduling: bool = False) -> Workload:
     """A workload for one engine start, with limits that vLLM accepts."""
     rng = random.Random(f"workload {seed}")
     max_model_len = rng.choice([64, 128, 256, 512])
@@ -96,6 +96,7 @@ def random_workload(seed: int, *, max_steps: int = 400) -> Workload:
         policy=rng.choice(["fcfs", "priority"]),
         watermark=rng.choice([0.0, 0.0, 0.01, 0.05, 0.2]),
         reserve_full_isl=rng.random() < 0.6,
+        async_scheduling=async_scheduling,
     )
     longest_prompt = min(max_model_len - 1, (num_blocks - 1) * block_size)
     gap = rng.choice([0.0, 0.5, 2.0, 6.0])
@@ -167,7 +168,8 @@ def random_case(seed: int, *, policy: SchedulingPolicy | None = None, ties: bool
         free_blocks = rng.randint(0, limits.num_blocks - 1 - held)
     residual_s = rng.choice([0.0, 0.0, rng.uniform(0.0, 0.05)])
     state = EngineState(limits=limits, running=running, waiting=waiting, residual_s=residual_s, free_blocks=free_blocks)
-    return with_cached_tokens(Case(seed, state, newcomer, random_step_time(rng)))
+    case = with_cached_tokens(Case(seed, state, newcomer, random_step_time(rng)))
+    return with_async_scheduling(case) if random.Random(f"async {seed}").random() < 0.4 else case
 
 
 def with_cached_tokens(case: Case) -> Case:
@@ -187,6 +189,28 @@ def with_cached_tokens(case: Case) -> Case:
         waiting=[part_of(request) for request in case.state.waiting],
     )
     return msgspec.structs.replace(case, state=state, newcomer=part_of(case.newcomer))
+
+
+def with_async_scheduling(case: Case) -> Case:
+    """The case on an asynchronous engine: what most residents last got came with a batch that is not applied yet."""
+    rng = random.Random(f"newest batch {case.seed}")
+
+    def before_update(request: EngineRequest) -> EngineRequest:
+        kind = rng.random()
+        if kind < 0.15 or request.computed_tokens == 0:
+            return request  # it got nothing of the newest batch
+        if request.output_tokens == 0 or request.computed_tokens < request.prompt_tokens + request.output_tokens - 1:
+            return msgspec.structs.replace(request, scheduled_tokens=rng.randint(1, request.computed_tokens))
+        # Its newest output is still to come.
+        share = 1 if request.output_tokens > 1 else rng.randint(1, request.computed_tokens)
+        return msgspec.structs.replace(request, output_tokens=request.output_tokens - 1, scheduled_tokens=share)
+
+    state = msgspec.structs.replace(
+        case.state,
+        limits=msgspec.structs.replace(case.state.limits, async_scheduling=True),
+        running=[before_update(request) for request in case.state.running],
+    )
+    return msgspec.structs.replace(case, state=state)
 
 
 def random_server_case(seed: int) -> Case:
@@ -219,7 +243,8 @@ def random_server_case(seed: int) -> Case:
         reserve_full_isl=rng.random() < 0.5,
     )
     state = EngineState(limits=limits, running=running, waiting=waiting)
-    return Case(seed, state, request("newcomer", 0), random_step_time(rng))
+    case = Case(seed, state, request("newcomer", 0), random_step_time(rng))
+    return with_async_scheduling(case) if seed % 2 else case
 
 
 def _limits_around(

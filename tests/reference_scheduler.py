@@ -2,9 +2,10 @@
 
 This is what the native core is compared with: no event skipping, no cache, no arithmetic in closed form. It is itself
 compared with the real vLLM 0.32 scheduler, live in ``make conformance`` and from recordings in ``make test``. Rules:
-``vllm/v1/core/sched/scheduler.py`` (``schedule``, ``_preempt_request``), ``vllm/v1/core/kv_cache_manager.py``
-(``allocate_slots``) and ``vllm/v1/core/sched/utils.py`` (``check_stop``) at 0.32.0, synchronous, no prefix cache.
-It refuses to check its input; ``headway.types`` and the native core do.
+``vllm/v1/core/sched/scheduler.py`` (``schedule``, ``_preempt_request``), ``async_scheduler.py`` beside it,
+``vllm/v1/core/kv_cache_manager.py`` (``allocate_slots``) and ``vllm/v1/core/sched/utils.py`` (``check_stop``) at
+0.32.0. Asynchronous scheduling keeps vLLM's own placeholders and stale outputs, where the core counts outputs ahead.
+Prefixes are cached as counts only. It refuses to check its input; ``headway.types`` and the native core do.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import math
 import sys
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headway.types import EngineLimits, EngineRequest, EngineState, StepTime
 
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A request inside the engine. ``last_output`` is min(target, max_tokens); ``key`` orders the priority policy."""
+    """A request inside the engine. ``last_output`` is min(target, max_tokens); ``key`` orders the priority policy.
+
+    ``limit`` is the largest number of outputs that ``max_tokens`` and the model's length allow. ``placeholders`` and
+    ``stale`` are vLLM's ``num_output_placeholders`` and ``num_stale_output_tokens``, both 0 without async scheduling.
+    """
 
     request_id: str
     prompt: int
@@ -29,7 +34,12 @@ class Resident:
     last_output: int
     blocks: int
     key: tuple[int, float, int]
+    limit: int
     cached: int = 0
+    in_flight: int = 0
+    placeholders: int = 0
+    stale: int = 0
+    gone: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -37,12 +47,21 @@ class Resident:
 
     @property
     def want(self) -> int:
-        return self.prompt + self.output - self.computed
+        return self.prompt + self.output + self.placeholders - self.computed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the batch in flight is sure to bring it to its limit, so that it needs no further step."""
+        return self.placeholders > 0 and self.computed + 2 - self.placeholders >= self.prompt + self.limit
 
 
 @dataclass(slots=True)
 class Batch:
-    """One step, with the fields of the native ``TokenBatch``."""
+    """One step, with the fields of the native ``TokenBatch``.
+
+    ``begun_s`` is the time of the batch that starts when this one is scheduled: the same, or with async scheduling the
+    one before it.
+    """
 
     num_scheduled_tokens: dict[str, int]
     preempted: list[str]
@@ -50,6 +69,11 @@ class Batch:
     first_tokens: list[str]
     finished: list[str]
     time_s: float
+    begun_s: float
+
+
+#: A request's share of a batch, and whether the batch gives it an output.
+Share = tuple[Resident, int, bool]
 
 
 class ReferenceEngine:
@@ -61,6 +85,8 @@ class ReferenceEngine:
         self.waiting: list[Resident] = []
         self.free_blocks = limits.num_blocks - 1  # the null block is never free
         self.num_submitted = self.num_outputs = 0
+        self.newest: list[Share] = []  # async: the batch whose outcome is not applied
+        self.newest_s = 0.0
 
     @classmethod
     def from_state(cls, state: EngineState, step_time: StepTime) -> ReferenceEngine:
@@ -72,13 +98,18 @@ class ReferenceEngine:
         engine.free_blocks -= sum(resident.blocks for resident in engine.running + engine.waiting)
         if state.free_blocks is not None:
             engine.free_blocks = state.free_blocks
+        engine.newest = [(r, r.in_flight, r.placeholders > 0) for r in engine.running if r.in_flight]
+        chunks = [
+            (n, r.computed - n, n == 1 and r.output > 0 and r.computed == r.num_tokens) for r, n, _ in engine.newest
+        ]
+        chunks += state.departed
+        engine.newest_s = batch_time(step_time, chunks) if chunks else 0.0
         return engine
 
-    def clone(self) -> ReferenceEngine:
-        twin = ReferenceEngine(self.limits, self.step_time)
-        twin.running, twin.waiting = [replace(r) for r in self.running], [replace(r) for r in self.waiting]
-        twin.free_blocks, twin.num_submitted = self.free_blocks, self.num_submitted
-        return twin
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step would change nothing as long as nobody comes, given that the last one did nothing."""
+        return not self.newest
 
     def submit(self, request: EngineRequest) -> None:
         self._enqueue(self._admit(request))
@@ -88,7 +119,7 @@ class ReferenceEngine:
             for resident in queue:
                 if resident.request_id == request_id:
                     queue.remove(resident)
-                    self.free_blocks += resident.blocks
+                    self._let_go(resident)
                     return True
         return False
 
@@ -100,17 +131,24 @@ class ReferenceEngine:
         held = request.num_blocks
         if held is None:
             held = -(-request.computed_tokens // self.limits.block_size)
-        last = request.target_output_tokens if request.max_tokens is None else request.max_tokens
+        limit = self.limits.max_model_len - request.prompt_tokens
+        if request.max_tokens is not None:
+            limit = min(limit, request.max_tokens)
+        num_tokens = request.prompt_tokens + request.output_tokens
+        samples = request.scheduled_tokens > 0 and request.computed_tokens == num_tokens
         self.num_submitted += 1
         return Resident(
             request.request_id,
             request.prompt_tokens,
             request.computed_tokens,
             request.output_tokens,
-            min(last, request.target_output_tokens),
+            min(limit, request.target_output_tokens),
             held,
             (request.priority, arrival_s, self.num_submitted),
+            limit,
             request.cached_tokens,
+            request.scheduled_tokens,
+            int(samples),
         )
 
     def _enqueue(self, resident: Resident) -> None:
@@ -137,7 +175,8 @@ class ReferenceEngine:
         """Recompute preemption: every block freed, outputs kept, back to the front (fcfs) or by key (priority)."""
         victim = self.running.pop(index)
         self.free_blocks += victim.blocks
-        victim.blocks = victim.computed = victim.cached = 0
+        victim.blocks = victim.computed = victim.cached = victim.placeholders = 0
+        victim.stale = victim.in_flight
         if self.limits.policy == "fcfs":
             self.waiting.insert(0, victim)
         else:
@@ -151,7 +190,7 @@ class ReferenceEngine:
             resident = self.running[index]
             room = self.limits.max_model_len - resident.computed - 1
             num_tokens = min(resident.want, threshold, budget, room)
-            if num_tokens <= 0:
+            if num_tokens <= 0 or resident.is_over:
                 index += 1
                 continue
             while self._missing_blocks(resident, resident.computed + num_tokens) > self.free_blocks:
@@ -176,8 +215,12 @@ class ReferenceEngine:
 
     def _schedule_waiting(self, batch: dict[Resident, int], budget: int, threshold: int) -> None:
         limits = self.limits
-        while self.waiting and budget > 0 and len(self.running) < limits.max_num_seqs:
-            resident = self.waiting[0]
+        passed_over = 0  # those whose outputs of before their preemption are still to come keep their place
+        while len(self.waiting) > passed_over and budget > 0 and len(self.running) < limits.max_num_seqs:
+            resident = self.waiting[passed_over]
+            if resident.stale:
+                passed_over += 1
+                continue
             computed = resident.computed or self._cache_hit(resident)
             num_tokens = min(resident.num_tokens - computed, threshold)
             if num_tokens > budget and not limits.chunked_prefill:
@@ -189,7 +232,7 @@ class ReferenceEngine:
                 return
             resident.computed = computed
             self._take_blocks(resident, computed + num_tokens)
-            self.running.append(self.waiting.pop(0))
+            self.running.append(self.waiting.pop(passed_over))
             batch[resident] = num_tokens
             budget -= num_tokens
 
@@ -204,37 +247,62 @@ class ReferenceEngine:
         return batch, preempted
 
     def step(self) -> Batch:
-        """Schedule one token batch and apply its outcome."""
+        """Schedule one token batch and apply its outcome, or with async scheduling that of the batch before."""
         batch, preempted = self._schedule()
         free_blocks = self.free_blocks
-        chunks = [(n, r.computed, n == 1 and r.output > 0 and r.want == 1) for r, n in batch.items()]
-        first_tokens: list[str] = []
-        finished: list[str] = []
+        chunks = [(n, r.computed, n == 1 and r.output + r.placeholders > 0 and r.want == 1) for r, n in batch.items()]
+        scheduled: list[Share] = []
         for resident, num_tokens in batch.items():
             resident.computed += num_tokens
-            if resident.want > 0:
-                continue  # more prompt, or more to recompute: nothing is sampled
-            resident.output += 1
-            self.num_outputs += 1
-            if resident.output == 1:
-                first_tokens.append(resident.request_id)
-            if resident.output >= resident.last_output or resident.num_tokens >= self.limits.max_model_len:
-                finished.append(resident.request_id)
-                self.running.remove(resident)
-                self.free_blocks += resident.blocks
+            resident.in_flight += num_tokens
+            samples = resident.want <= 0  # else more prompt, or more to recompute
+            resident.placeholders += samples
+            scheduled.append((resident, num_tokens, samples))
+        time_s = batch_time(self.step_time, chunks) if batch or preempted else 0.0
+        begun_s = time_s
+        if self.limits.async_scheduling:
+            scheduled, self.newest = self.newest, scheduled
+            begun_s, self.newest_s = self.newest_s, time_s
+        first_tokens, finished = self._update(scheduled)
         return Batch(
             {resident.request_id: num_tokens for resident, num_tokens in batch.items()},
             [resident.request_id for resident in preempted],
             free_blocks,
             first_tokens,
             finished,
-            batch_time(self.step_time, chunks) if batch or preempted else 0.0,
+            time_s,
+            begun_s,
         )
+
+    def _update(self, batch: list[Share]) -> tuple[list[str], list[str]]:
+        """Apply the outcome of a batch; who got a first output, and who ended."""
+        first_tokens: list[str] = []
+        finished: list[str] = []
+        for resident, num_tokens, samples in batch:
+            resident.in_flight -= num_tokens
+            is_stale = resident.stale > 0  # it was preempted since, which forgot its placeholder
+            resident.stale -= num_tokens if is_stale else 0
+            if not samples or resident.gone:  # the latter: cancelled since, or ended by the batch before
+                continue
+            resident.placeholders -= not is_stale
+            resident.output += 1
+            self.num_outputs += 1
+            if resident.output == 1:
+                first_tokens.append(resident.request_id)
+            if resident.output >= resident.last_output or resident.num_tokens >= self.limits.max_model_len:
+                finished.append(resident.request_id)
+                (self.running if resident in self.running else self.waiting).remove(resident)
+                self._let_go(resident)
+        return first_tokens, finished
+
+    def _let_go(self, resident: Resident) -> None:
+        resident.gone = True
+        self.free_blocks += resident.blocks
 
     def signature(self) -> tuple[object, ...]:
         """Everything that decides the future, for finding a cycle."""
         return tuple(
-            tuple((r.request_id, r.computed, r.output, r.blocks) for r in queue)
+            tuple((r.request_id, r.computed, r.output + r.placeholders, r.blocks) for r in queue)
             for queue in (self.running, self.waiting)
         )
 
@@ -268,6 +336,7 @@ def reference_replay(state: EngineState, request: EngineRequest, step_time: Step
     """(ttft_s, wait_s, num_steps) of a newcomer; infinite where the engine never gets to it."""
     engine = ReferenceEngine.from_state(state, step_time)
     engine.submit(request)
+    is_async = state.limits.async_scheduling
     now_s, wait_s, num_steps = state.residual_s, math.inf, 0
     seen: set[tuple[object, ...]] = set()
     num_outputs = 0
@@ -275,11 +344,11 @@ def reference_replay(state: EngineState, request: EngineRequest, step_time: Step
         batch = engine.step()
         num_steps += 1
         if request.request_id in batch.num_scheduled_tokens:
-            wait_s = min(wait_s, now_s)
-        now_s += batch.time_s
+            wait_s = min(wait_s, now_s + batch.begun_s if is_async else now_s)
+        now_s += batch.begun_s
         if request.request_id in batch.first_tokens:
-            return now_s, wait_s, num_steps
-        if not batch.num_scheduled_tokens and not batch.preempted:
+            return now_s, wait_s, num_steps - is_async  # the last of which was scheduled while its batch ran
+        if not batch.num_scheduled_tokens and not batch.preempted and not batch.finished and engine.is_idle:
             return math.inf, wait_s, num_steps
         # Outputs never shrink, so only steps that sample nothing can lead back to an earlier state.
         if engine.num_outputs != num_outputs:

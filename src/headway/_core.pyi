@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 from headway.types import EngineLimits, EngineRequest, EngineState, Replay, StepTime
 
 class TokenBatch:
-    """One scheduled token batch, as after scheduling; ``first_tokens`` and ``finished`` as after the update."""
+    """One scheduled token batch, as after scheduling; ``first_tokens`` and ``finished`` as after the update.
+
+    An asynchronous engine's update is that of the batch before: what this one gives shows with the next step.
+    """
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
@@ -27,7 +30,10 @@ class TokenBatch:
         """Duration without noise; 0 when there was nothing to do."""
 
 class Workload:
-    """What the residents of an engine, running and waiting, still have before them."""
+    """What the residents of an engine, running and waiting, still have before them.
+
+    What a batch already scheduled will give an asynchronous engine's requests counts as given.
+    """
 
     @property
     def num_running(self) -> int: ...
@@ -65,9 +71,12 @@ class ReplayedEngine:
         """Remove a request wherever it is and free its blocks; False when it is not here."""
     def step(self) -> TokenBatch: ...
     def advance(self, seconds: float) -> int:
-        """Let time pass; returns the number of steps started. A batch still in flight at the end is completed and
-        its remaining time stands in ``residual_s``. An engine whose requests preempt each other in a cycle without an
-        output stands still."""
+        """Let time pass; returns the number of steps started (scheduled, where that happens a batch ahead). A batch
+        still in flight at the end is completed and its remaining time stands in ``residual_s``. An engine whose
+        requests preempt each other in a cycle without an output stands still."""
+    def start_batch(self) -> None:
+        """Start the batch that an asynchronous engine has scheduled: the next one is scheduled without whoever comes
+        later, and ``residual_s`` becomes the time of the one started. Nothing happens where none is about to start."""
     def clone(self) -> ReplayedEngine: ...
     def state(self) -> EngineState: ...
     @property

@@ -166,6 +166,11 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     ``prefix_caching``), and the blocks count as taken from the free ones, as if nobody else held them. For a running
     request it is what it found. A preempted one is taken to find nothing.
 
+    ``scheduled_tokens`` is only for running requests of an engine with ``async_scheduling``: its share of the batch
+    that is scheduled while its outcome is not known. As in vLLM ``computed_tokens`` counts that share and
+    ``output_tokens`` not yet its output: with an output on its way, computed equals prompt plus output. Such an engine
+    foresees an end by ``max_tokens``, and none by ``target_output_tokens`` (a stop token).
+
     Raises:
         EngineInputError: a negative or impossible count; ``.field`` names it.
     """
@@ -180,12 +185,14 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     arrival_s: float | None = None
     num_blocks: int | None = None
     cached_tokens: int = 0
+    scheduled_tokens: int = 0
 
     def __post_init__(self) -> None:
         _require_count("prompt_tokens", self.prompt_tokens, 1)
         _require_count("computed_tokens", self.computed_tokens, 0)
         _require_count("output_tokens", self.output_tokens, 0)
         _require_count("cached_tokens", self.cached_tokens, 0)
+        _require_count("scheduled_tokens", self.scheduled_tokens, 0)
         _require_count("target_output_tokens", self.target_output_tokens, 1)
         if self.max_tokens is not None:
             _require_count("max_tokens", self.max_tokens, 1)
@@ -195,7 +202,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
             raise EngineInputError("priority", f"must be an integer within ±{MAX_COUNT}, not {self.priority!r}")
         if self.arrival_s is not None:
             _require_finite("arrival_s", self.arrival_s, -math.inf)
-        if self.computed_tokens >= self.prompt_tokens + self.output_tokens:
+        if self.computed_tokens - bool(self.scheduled_tokens) >= self.prompt_tokens + self.output_tokens:
             raise EngineInputError(
                 "computed_tokens",
                 f"must be below prompt_tokens + output_tokens ({self.prompt_tokens + self.output_tokens}) between "
@@ -206,6 +213,10 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
 class EngineState(Struct, frozen=True, kw_only=True):
     """An engine *between* steps: requests in engine order, and the time until the batch in flight ends.
 
+    An engine with ``async_scheduling`` schedules each batch while the one before it runs. Its state between steps holds
+    a batch whose outcome is not applied (the requests' ``scheduled_tokens``); ``residual_s`` is the time until *that*
+    batch starts, and then the next one is scheduled. ``departed`` are (tokens, context before, is it a decode) of those
+    in that batch that are gone: cancelled, or ended by the batch before, which nobody had foreseen.
     ``free_blocks`` None means num_blocks − 1 − Σ held (the null block is never free).
     """
 
@@ -214,6 +225,7 @@ class EngineState(Struct, frozen=True, kw_only=True):
     waiting: tuple[EngineRequest, ...] | list[EngineRequest]
     residual_s: float = 0.0
     free_blocks: int | None = None
+    departed: tuple[tuple[int, int, bool], ...] = ()
 
     def __post_init__(self) -> None:
         _require_finite("residual_s", self.residual_s)

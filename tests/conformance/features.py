@@ -6,11 +6,11 @@ under the neutral limit, leaves the record. A comparison over workloads that nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
-from headway.types import StepTime
+from headway.types import EngineRequest, StepTime
 from random_states import Workload
 from recorded_runs import Record, Row, run_rows
 from reference_scheduler import ReferenceEngine
@@ -42,6 +42,15 @@ FEATURES = (
     "watermark",
 )
 
+#: Those that only an asynchronous scheduler has.
+ASYNC_FEATURES = (
+    "a batch is scheduled before the outcome of the one before it",
+    "an end by max_tokens is foreseen",
+    "an end by a stop token is not",
+    "an output comes after its request was preempted",
+    "a request ends after it was preempted",
+)
+
 
 def exercised(workload: Workload, record: Record) -> set[str]:
     """The features without which this record would look different, or which it shows."""
@@ -62,7 +71,13 @@ def _seen(workload: Workload, record: Record) -> Iterator[str]:
     limits = workload.limits
     threshold = limits.long_prefill_token_threshold
     preempted: set[str] = set()
+    before: set[str] = set()
     for row in record.rows:
+        if limits.async_scheduling and before & set(row.preempted):
+            yield "an output comes after its request was preempted"
+        if set(row.preempted) & set(row.finished):
+            yield "a request ends after it was preempted"
+        before = {request_id for request_id, _ in row.num_scheduled_tokens}
         if row.preempted:
             yield f"preemption ({limits.policy})"
         if len(row.preempted) > 1:
@@ -82,6 +97,14 @@ def _without(workload: Workload) -> Iterator[tuple[str, Workload]]:
     def under(**changes: object) -> Workload:
         return msgspec.structs.replace(workload, limits=msgspec.structs.replace(limits, **changes))
 
+    def with_requests(change: Callable[[EngineRequest], EngineRequest]) -> Workload:
+        changed = [(step, change(request)) for step, request in workload.submissions]
+        return msgspec.structs.replace(workload, submissions=changed)
+
+    if limits.async_scheduling:
+        yield "a batch is scheduled before the outcome of the one before it", under(async_scheduling=False)
+        yield "an end by max_tokens is foreseen", with_requests(_stopped_by_token)
+        yield "an end by a stop token is not", with_requests(_stopped_by_limit)
     other = {"fcfs": "priority", "priority": "fcfs"}
     yield limits.policy, under(policy=other[limits.policy])
     yield "block shortage", under(num_blocks=AMPLE)
@@ -106,13 +129,16 @@ def _without(workload: Workload) -> Iterator[tuple[str, Workload]]:
         "arrivals over time",
         msgspec.structs.replace(workload, submissions=[(0, request) for _, request in workload.submissions]),
     )
-    yield (
-        "stop by target",
-        msgspec.structs.replace(
-            workload,
-            submissions=[
-                (step, msgspec.structs.replace(request, target_output_tokens=AMPLE))
-                for step, request in workload.submissions
-            ],
-        ),
-    )
+    yield "stop by target", with_requests(lambda request: msgspec.structs.replace(request, target_output_tokens=AMPLE))
+
+
+def _stopped_by_token(request: EngineRequest) -> EngineRequest:
+    """The same answer, which nothing but its stop token ends."""
+    length = min(request.target_output_tokens, request.max_tokens or AMPLE)
+    return msgspec.structs.replace(request, target_output_tokens=length, max_tokens=None)
+
+
+def _stopped_by_limit(request: EngineRequest) -> EngineRequest:
+    """The same answer, ended by ``max_tokens``."""
+    length = min(request.target_output_tokens, request.max_tokens or AMPLE)
+    return msgspec.structs.replace(request, max_tokens=length)

@@ -22,6 +22,7 @@ import torch
 from vllm import __version__
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -45,7 +46,7 @@ TINY_MODEL = {
 }
 
 
-class RecordingScheduler(Scheduler):
+class Recording(Scheduler):
     """The real scheduler; it only notes whom it preempts, because ``SchedulerOutput`` holds an unordered set."""
 
     preempted_in_order: list[str]
@@ -55,8 +56,12 @@ class RecordingScheduler(Scheduler):
         super()._preempt_request(request, *args, **kwargs)
 
 
-def build_scheduler(model: ModelConfig, limits: dict[str, Any]) -> RecordingScheduler:
-    """A scheduler under these limits: synchronous, no prefix cache, one full-attention group."""
+class RecordingAsync(Recording, AsyncScheduler):
+    """The same for the asynchronous one."""
+
+
+def build_scheduler(model: ModelConfig, limits: dict[str, Any]) -> Recording:
+    """A scheduler under these limits: one full-attention group, no prefix cache."""
     model.max_model_len = limits["max_model_len"]
     scheduler_config = SchedulerConfig(
         max_num_seqs=limits["max_num_seqs"],
@@ -79,9 +84,11 @@ def build_scheduler(model: ModelConfig, limits: dict[str, Any]) -> RecordingSche
         device_config=DeviceConfig("cpu"),
     )
     cache_config.num_gpu_blocks = limits["num_blocks"]
+    # vLLM switches this off for CPUs. Of the scheduler it needs only the other class.
+    scheduler_config.async_scheduling = limits["async_scheduling"]
     check_unchanged(config, limits)
     spec = FullAttentionSpec(block_size=limits["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32)
-    scheduler = RecordingScheduler(
+    scheduler = (RecordingAsync if limits["async_scheduling"] else Recording)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(limits["num_blocks"], [], [KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=StructuredOutputManager(config),
@@ -105,8 +112,10 @@ def check_unchanged(config: VllmConfig, limits: dict[str, Any]) -> None:
         "policy": scheduler.policy,
         "watermark": scheduler.watermark,
         "reserve_full_isl": scheduler.scheduler_reserve_full_isl,
+        "async_scheduling": scheduler.async_scheduling,
+        "prefix_caching": config.cache_config.enable_prefix_caching,
     }
-    if seen != limits or scheduler.async_scheduling or config.cache_config.enable_prefix_caching:
+    if seen != limits:
         raise SystemExit(f"vLLM changed the limits: asked for {limits}, got {seen}")
 
 
@@ -127,15 +136,18 @@ def build_request(request: dict[str, Any], max_model_len: int) -> Request:
 
 
 def sample(scheduler: Scheduler, output: SchedulerOutput, targets: dict[str, int]) -> ModelRunnerOutput:
-    """One token for every request whose present tokens are all computed; the stop token at its target length."""
+    """One token for every request whose tokens are all computed with this batch; the stop token at its target length.
+
+    A placeholder stands for each output of an asynchronous scheduler that is not known, the one of this batch included.
+    """
     request_ids = list(output.num_scheduled_tokens)
     sampled: list[list[int]] = []
     for request_id in request_ids:
         request = scheduler.requests[request_id]
-        if request.num_computed_tokens < request.num_tokens:
+        if request.is_prefill_chunk:
             sampled.append([])
         else:
-            ends = request.num_output_tokens + 1 >= targets[request_id]
+            ends = request.num_output_tokens + max(request.num_output_placeholders, 1) >= targets[request_id]
             sampled.append([STOP_TOKEN if ends else ORDINARY_TOKEN])
     index = {request_id: place for place, request_id in enumerate(request_ids)}
     return ModelRunnerOutput(req_ids=request_ids, req_id_to_index=index, sampled_token_ids=sampled)
@@ -148,6 +160,7 @@ def run(model: ModelConfig, workload: dict[str, Any]) -> dict[str, Any]:
     requests = {request["request_id"]: request for _, request in workload["submissions"]}
     targets = {request_id: request["target_output_tokens"] for request_id, request in requests.items()}
     submissions, cancels = list(workload["submissions"]), list(workload["cancels"])
+    waits: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []  # batches whose outcome is not applied
     rows: list[list[Any]] = []
     for step in range(workload["num_steps"]):
         while submissions and submissions[0][0] <= step:
@@ -157,7 +170,9 @@ def run(model: ModelConfig, workload: dict[str, Any]) -> dict[str, Any]:
         scheduler.preempted_in_order.clear()
         output = scheduler.schedule()
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        result = scheduler.update_from_output(output, sample(scheduler, output, targets))
+        waits.append((output, sample(scheduler, output, targets)))
+        # vLLM's engine schedules a batch while the one before it runs, where it schedules asynchronously.
+        result = scheduler.update_from_output(*waits.pop(0)) if len(waits) > limits["async_scheduling"] else {}
         outputs = result[0].outputs if result else []
         rows.append(
             [
@@ -169,7 +184,8 @@ def run(model: ModelConfig, workload: dict[str, Any]) -> dict[str, Any]:
                 [request.request_id for request in scheduler.waiting],
             ]
         )
-        if not output.num_scheduled_tokens and not scheduler.preempted_in_order and not submissions and not cancels:
+        is_idle = not output.num_scheduled_tokens and not outputs and not scheduler.preempted_in_order
+        if is_idle and not submissions and not cancels:
             break  # finished or stalled: every further step would be the same
     return {"seed": workload["seed"], "vllm": __version__, "rows": rows}
 

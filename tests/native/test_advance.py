@@ -35,12 +35,13 @@ class ReferenceClock:
         num_steps = 0
         while seconds > 0:
             batch = self.engine.step()
-            if not batch.num_scheduled_tokens and not batch.preempted:
+            did_anything = bool(batch.num_scheduled_tokens or batch.preempted or batch.finished)
+            if not did_anything and batch.begun_s == 0.0:
                 return num_steps
             self.look_for_livelock()
-            num_steps += 1
-            self.residual_s = max(batch.time_s - seconds, 0.0)
-            seconds -= batch.time_s
+            num_steps += did_anything
+            self.residual_s = max(batch.begun_s - seconds, 0.0)
+            seconds -= batch.begun_s
         return num_steps
 
     def look_for_livelock(self) -> None:

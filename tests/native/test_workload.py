@@ -13,12 +13,18 @@ def done(request: EngineRequest, limits: EngineLimits) -> int:
     return request.computed_tokens or cache_hit(request, limits)
 
 
+def given(request: EngineRequest) -> int:
+    """Outputs, that of a batch not yet applied included."""
+    comes = request.scheduled_tokens > 0 and request.computed_tokens == request.prompt_tokens + request.output_tokens
+    return request.output_tokens + comes
+
+
 def left(request: EngineRequest, limits: EngineLimits) -> int:
-    return request.prompt_tokens + request.output_tokens - done(request, limits)
+    return request.prompt_tokens + given(request) - done(request, limits)
 
 
 def is_decode(request: EngineRequest, limits: EngineLimits) -> bool:
-    return request.output_tokens > 0 and left(request, limits) == 1
+    return given(request) > 0 and left(request, limits) == 1
 
 
 def end(request: EngineRequest, max_model_len: int) -> int:
@@ -61,11 +67,15 @@ def test_the_sums_are_those_of_the_requests_at_every_step() -> None:
             residents = [*running, *waiting]
             prefills = [request for request in residents if not is_decode(request, limits)]
             assert (work.num_running, work.num_waiting) == (len(running), len(waiting))
-            assert (work.num_prefills, work.num_decodes) == (len(prefills), len(residents) - len(prefills))
+            is_over = [given(r) > r.output_tokens and given(r) >= end(r, limits.max_model_len) for r in residents]
+            assert (work.num_prefills, work.num_decodes) == (
+                len(prefills),
+                len(residents) - len(prefills) - sum(is_over),
+            )
             rest = [(left(request, limits), done(request, limits)) for request in prefills]
             assert work.prefill_tokens == sum(tokens for tokens, _ in rest)
             assert work.prefill_pairs == sum(tokens * (tokens + 2 * before) for tokens, before in rest)
             assert work.context_tokens == sum(request.computed_tokens for request in running)
-            outputs = [max(end(r, limits.max_model_len) - r.output_tokens, 0) for r in residents]
+            outputs = [max(end(r, limits.max_model_len) - given(r), 0) for r in residents]
             assert work.decode_tokens == sum(outputs)
             engine.step()

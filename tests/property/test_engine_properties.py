@@ -32,27 +32,32 @@ def present(engine: ReplayedEngine) -> dict[str, EngineRequest]:
 def check_tokens(
     limits: EngineLimits, before: dict[str, EngineRequest], after: dict[str, EngineRequest], batch: TokenBatch
 ) -> None:
-    """Every token is accounted for: computed grows by the scheduled ones, and only a complete request samples."""
+    """Every token is accounted for: computed grows by the scheduled ones, and only a complete request samples.
+
+    An asynchronous engine applies the outcome of the batch before, and shows what it scheduled in ``scheduled_tokens``.
+    """
     for request_id, old in before.items():
         scheduled = batch.num_scheduled_tokens.get(request_id, 0)
-        if request_id in batch.preempted:
-            new = after[request_id]
-            assert (new.computed_tokens, new.num_blocks, new.output_tokens) == (0, 0, old.output_tokens)
-            assert scheduled == 0
-            continue
+        comes = old.scheduled_tokens > 0 and old.computed_tokens == old.prompt_tokens + old.output_tokens
+        known = old.prompt_tokens + old.output_tokens + comes
         computed = old.computed_tokens + scheduled
         if scheduled and not old.computed_tokens:  # just admitted
             computed += cache_hit(old, limits)
-        complete = scheduled > 0 and computed == old.prompt_tokens + old.output_tokens
-        assert computed <= old.prompt_tokens + old.output_tokens
-        assert (request_id in batch.first_tokens) == (complete and old.output_tokens == 0)
+        samples = comes if limits.async_scheduling else scheduled > 0 and computed == known
+        assert (request_id in batch.first_tokens) == (samples and old.output_tokens == 0)
+        assert computed <= known
         if request_id in batch.finished:
-            assert complete
+            assert samples
             assert request_id not in after
-        else:
-            new = after[request_id]
-            assert (new.computed_tokens, new.output_tokens) == (computed, old.output_tokens + complete)
-            assert new.prompt_tokens + new.output_tokens < 2**31
+            continue
+        new = after[request_id]
+        assert new.output_tokens == old.output_tokens + samples
+        if request_id in batch.preempted:
+            assert (new.computed_tokens, new.num_blocks, scheduled) == (0, 0, 0)
+            continue
+        assert new.computed_tokens == computed
+        assert new.scheduled_tokens == (scheduled if limits.async_scheduling else 0)
+        assert new.prompt_tokens + new.output_tokens < 2**31
 
 
 @FEW
@@ -173,9 +178,23 @@ def small_requests(draw: st.DrawFn, name: str, *, may_hold: bool) -> EngineReque
         computed_tokens=computed,
         output_tokens=output,
         target_output_tokens=draw(st.integers(1, 9)),
+        max_tokens=draw(st.one_of(st.none(), st.integers(output + 1, 9))),
         priority=draw(st.integers(0, 1)),
         arrival_s=draw(st.one_of(st.none(), st.integers(0, 2).map(float))),
+        cached_tokens=0 if computed else draw(st.sampled_from([0, 0, 3, 8, 20])),
     )
+
+
+def shares(draw: st.DrawFn, request: EngineRequest) -> EngineRequest:
+    """The running request on an asynchronous engine, with or without a share of the newest batch."""
+    known = request.prompt_tokens + request.output_tokens
+    if request.computed_tokens == 0 or draw(st.integers(0, 3)) == 0:
+        return request
+    if request.computed_tokens == known - 1 and request.output_tokens > 0:
+        most = 1 if request.output_tokens > 1 else request.computed_tokens
+        share = draw(st.integers(1, most))
+        return msgspec.structs.replace(request, output_tokens=request.output_tokens - 1, scheduled_tokens=share)
+    return msgspec.structs.replace(request, scheduled_tokens=draw(st.integers(1, request.computed_tokens)))
 
 
 @st.composite
@@ -189,6 +208,9 @@ def small_cases(
         for index in range(draw(st.integers(0, 3)))
     ]
     newcomer = msgspec.structs.replace(draw(small_requests("n", may_hold=False)), output_tokens=0)
+    async_scheduling = draw(st.booleans())
+    if async_scheduling:
+        running = [shares(draw, request) for request in running]
     everyone = [*running, *waiting, newcomer]
     block_size = draw(st.integers(1, 4))
     held = sum(blocks_for(request.computed_tokens, block_size) for request in everyone)
@@ -206,6 +228,8 @@ def small_cases(
         policy=draw(st.sampled_from(policies)),
         watermark=draw(st.sampled_from([0.0, 0.1, 0.3])),
         reserve_full_isl=draw(st.booleans()),
+        async_scheduling=async_scheduling,
+        prefix_caching=draw(st.booleans()),
     )
     return EngineState(limits=limits, running=running, waiting=waiting), newcomer
 
@@ -219,7 +243,9 @@ def test_small_states_replay_as_the_reference_does(small: tuple[EngineState, Eng
     engine = ReplayedEngine.from_state(state, clock)
     expected = reference_replay(state, newcomer, clock)
     for _ in range(2):
-        native = engine.first_token(newcomer.prompt_tokens, newcomer.priority, newcomer.arrival_s)
+        native = engine.first_token(
+            newcomer.prompt_tokens, newcomer.priority, newcomer.arrival_s, newcomer.cached_tokens
+        )
         assert same_replay(native, expected), f"native {native}, reference {expected}"
 
 
@@ -238,11 +264,11 @@ def test_answers_stay_right_while_time_passes(
     engine = ReplayedEngine.from_state(state, clock)
     for seconds in spans_s:
         if asks_before:
-            engine.first_token(newcomer.prompt_tokens)
+            engine.first_token(newcomer.prompt_tokens, cached_tokens=newcomer.cached_tokens)
         engine.advance(seconds)
         now = engine.state()
         expected = reference_replay(now, msgspec.structs.replace(newcomer, priority=0, arrival_s=None), clock)
-        native = engine.first_token(newcomer.prompt_tokens)
+        native = engine.first_token(newcomer.prompt_tokens, cached_tokens=newcomer.cached_tokens)
         assert same_replay(native, expected), f"native {native}, reference {expected}"
 
 
@@ -268,6 +294,8 @@ def requests(prefix: str) -> st.SearchStrategy[list[dict[str, object]]]:
             "priority": st.one_of(st.integers(-3, 3), ODD),
             "arrival_s": SECONDS,
             "num_blocks": st.one_of(st.integers(0, 10), ODD),
+            "cached_tokens": st.one_of(st.integers(0, 60), ODD),
+            "scheduled_tokens": st.one_of(st.integers(0, 20), ODD),
         },
     )
     return st.lists(one, max_size=4)
@@ -287,6 +315,8 @@ LIMITS = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority", "lifo"]),
         "watermark": st.one_of(st.floats(0.0, 0.9), ODD),
         "reserve_full_isl": st.booleans(),
+        "async_scheduling": st.booleans(),
+        "prefix_caching": st.booleans(),
     },
 )
 
