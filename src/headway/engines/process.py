@@ -11,13 +11,13 @@ import contextlib
 import gc
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
 from msgspec import Struct
 
-from headway.engines.openai_server import OpenAIServer
+from headway.engines.openai_server import Message, OpenAIServer, Receive, Send
 from headway.engines.simulated import SimulatedEngine, SnapshotSink, step_log_header
 from headway.engines.step_log import StepLogWriter
 from headway.engines.vllm_metrics import EngineMetrics
@@ -26,12 +26,16 @@ from headway.profiles import TruthProfile
 from headway.snapshot.shared_memory import SharedMemoryWriter
 from headway.types import Snapshot
 
+#: An ASGI application.
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
 _KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close first
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
     """What ``headway engine`` was told. ``port`` 0 takes a free one; without ``segment`` (shared memory) and ``zeromq``
-    (an address to bind) nothing is published, without ``step_log`` no steps are logged."""
+    (an address to bind) nothing is published, without ``step_log`` no steps are logged. ``around`` is put around the
+    HTTP application, by tools that watch what it sends."""
 
     truth: TruthProfile
     model: str
@@ -42,6 +46,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     time_scale: float
     step_log: Path | None = None
     zeromq: str | None = None
+    around: Callable[[Application], Application] | None = None
 
 
 class _Everywhere:
@@ -130,11 +135,13 @@ async def _serve(options: EngineOptions) -> None:
             step_sink=step_sink,
             time_scale=options.time_scale,
         )
-        app = OpenAIServer(engine, metrics, model=options.model, seed=options.seed)
+        app: Application = OpenAIServer(engine, metrics, model=options.model, seed=options.seed)
+        if options.around is not None:
+            app = options.around(app)
         await _run(engine, app, bound, published_on)
 
 
-async def _run(engine: SimulatedEngine, app: OpenAIServer, bound: socket.socket, published_on: str | None) -> None:
+async def _run(engine: SimulatedEngine, app: Application, bound: socket.socket, published_on: str | None) -> None:
     config = uvicorn.Config(
         app,
         lifespan="off",

@@ -99,7 +99,8 @@ class LoggedBatch(LoggedStep, frozen=True, kw_only=True):
     ``cancelled`` those taken out from outside since the call before. ``scheduled`` is (request id, tokens) in batch
     order; ``cached`` is (request id, tokens) of those admitted by it that were found in the prefix cache;
     ``preempted`` is in order; ``free_blocks`` is as after scheduling. ``ended`` came to their end with this batch.
-    Calls that scheduled and preempted nothing have no line; what arrived or was cancelled before them is in the next.
+    Calls that scheduled and preempted nothing while no batch was in flight have no line; what arrived or was cancelled
+    before them is in the next.
     """
 
     arrivals: list[LoggedArrival]

@@ -42,6 +42,7 @@ class VllmRequest(Protocol):
     num_prompt_tokens: int
     num_computed_tokens: int
     num_output_placeholders: int
+    num_stale_output_tokens: int
     is_prefill_chunk: bool
     max_tokens: int
     priority: int
@@ -114,6 +115,7 @@ class SchedulerState:
         self._next_lookup = 0
         self._running_requests: list[VllmRequest] = []
         self._fixed_columns: list[list[Any]] = [[] for _ in _FIXED]
+        self._preempted: list[VllmRequest] = []
         self._waiting_requests: list[VllmRequest] = []
         self._waiting_changed = True
         self._waiting: list[Row] = []
@@ -151,8 +153,8 @@ class SchedulerState:
     def preempted(self, request: VllmRequest) -> None:
         """Note that a request lost its blocks and waits again."""
         row = self._row(request)
-        row[_COMPUTED], row[_OUTPUT], row[_BLOCKS] = 0, request.num_output_tokens, 0
-        self._waiting_changed = True
+        row[_COMPUTED], row[_BLOCKS] = 0, 0
+        self._preempted.append(request)
 
     def running(self, scheduled: Mapping[str, int]) -> list[Row]:
         """The running requests in admission order; ``scheduled`` are the tokens of the batch in flight by request."""
@@ -174,6 +176,8 @@ class SchedulerState:
         ahead = list(scheduler.kv_holding_waiting)
         queue = scheduler.waiting._heap if self._by_priority else scheduler.waiting
         requests: list[VllmRequest] = [*ahead, *queue]
+        if self._preempted:
+            self._settle()
         if self._caches and requests:
             self._look_up(requests)
         if self._waiting_changed or requests != self._waiting_requests:
@@ -201,6 +205,13 @@ class SchedulerState:
 
     def _num_blocks_of(self, request_id: str) -> int:
         return sum(len(table.get(request_id, ())) for table in self._block_tables)
+
+    def _settle(self) -> None:
+        """Read the outputs of requests preempted lately: those of a batch in flight come while they wait already."""
+        for request in self._preempted:
+            self._row(request)[_OUTPUT] = request.num_output_tokens
+        self._preempted = [request for request in self._preempted if request.num_stale_output_tokens > 0]
+        self._waiting_changed = True
 
     def _look_up(self, requests: Sequence[VllmRequest]) -> None:
         """Look again what the prefix cache has of the first in the queue, and of one other, each time the next."""

@@ -8,6 +8,7 @@ flushed when the engine idles. A log that cannot be written is given up, once an
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,9 +90,12 @@ class StepRecorder:
         if not self._is_async:
             self._end(start_s)
         preempted, self._preempted = self._preempted, []
-        if not output.num_scheduled_tokens and not preempted:
-            if not self._open:
+        if not output.num_scheduled_tokens and not preempted and not self._open:
+            try:
                 self._writer.flush()
+            except BaseException:
+                self._give_up()
+                raise
             return
         features = batch_features(self._chunk(name, tokens) for name, tokens in output.num_scheduled_tokens.items())
         arrivals, self._arrivals = [self._arrival(request) for request in self._arrivals], []
@@ -140,8 +144,15 @@ class StepRecorder:
         try:
             self._writer.write(self._named(known, step) if self._names_requests else known)
         except BaseException:
-            self._writer = None  # a log with a line missing would tell of another run
+            self._give_up()
             raise
+
+    def _give_up(self) -> None:
+        """Close a log that lacks a line: it would tell of another run."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()
 
     @staticmethod
     def _named(known: LoggedStep, step: _Step) -> LoggedBatch:
