@@ -217,6 +217,9 @@ class CentralQueue:
             return
         gateway, started_s = self._gateway, time.perf_counter()
         now = gateway.clock()
+        if gateway.health.rest_ends_s() <= now:
+            gateway.health.end_rests()
+            self._woken = True
         try:
             if gateway.feeds.poll(now) or self._woken or now >= self._policy_s:
                 self._woken = False
@@ -229,7 +232,7 @@ class CentralQueue:
             logger.exception("release_error", extra={"fields": {"held": len(self._held)}})
             self._policy_s = self._rests_until_s = now + AFTER_ERROR_S
         poll_s = now + SNAPSHOT_POLL_S if gateway.feeds.readers else math.inf
-        next_s = max(min(poll_s, self._policy_s), self._rests_until_s)
+        next_s = max(min(poll_s, self._policy_s, gateway.health.rest_ends_s()), self._rests_until_s)
         if self._held and next_s < math.inf:
             self._look_at(next_s)
 

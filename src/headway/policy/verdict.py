@@ -77,8 +77,8 @@ def judge(
 ) -> tuple[Candidate, ...]:
     """Every place as a candidate, in order, with the first verdict that applies. Written for speed: no call per place.
 
-    Order: excluded, draining, unhealthy, context, quality, budget, saturated, late, feasible. Without a target nothing
-    is late. ``estimates`` are in fleet order.
+    Order: excluded, draining, unhealthy, resting, context, quality, budget, saturated, late, feasible. Without a target
+    nothing is late. ``estimates`` are in fleet order.
     """
     excluded, limit_s, inf = query.excluded_instances, math.inf if target_s is None else target_s, math.inf
     candidates = []
@@ -92,6 +92,8 @@ def judge(
             verdict = "draining"
         elif not view.healthy:
             verdict, estimate = "unhealthy", None  # its last known load says nothing about it now
+        elif view.resting:
+            verdict = "resting"
         elif prompt_tokens > longest:
             verdict, estimate = "context", None
         elif refused is not None:
