@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint types bench conformance format clean
+.PHONY: help build demo test lint types bench soak conformance format clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,8 +45,12 @@ types: $(VENV)/.dev  ## check the types
 bench: $(VENV)/.built  ## measure the core: instructions, microseconds
 	$(BIN)/headway bench core
 
+soak: $(VENV)/.built  ## half an hour of mixed load with kills and reloads; every answer compared (MINUTES=30)
+	$(BIN)/python -m headway.bench.soak --minutes $(or $(MINUTES),30)
+
 conformance: $(VENV)/.dev  ## compare the core with the real vLLM scheduler (installs it once, 1.8 GB)
 	$(BIN)/python tests/conformance/run.py
+	HEADWAY_CONFORMANCE=1 $(BIN)/python -m pytest tests/engines/test_vllm_scheduler.py
 
 format: $(VENV)/.dev  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix src tests

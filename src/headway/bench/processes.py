@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -72,14 +73,12 @@ def free_port() -> int:
 def _ready(process: subprocess.Popen[bytes], command: Sequence[str], log: Path, url: str | None) -> str:
     until_s = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < until_s and process.poll() is None:
-        text = log.read_text(errors="replace")
-        found = _LISTENING.search(text)
+        found = _LISTENING.search(_written(log))
         at = url if url is not None else found[1] if found is not None else None
         if at is not None and _answers(at):
             return at
         time.sleep(0.05)
-    lines = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-    raise HeadwayError(f"{' '.join(command[:4])} did not start:\n{lines}")
+    raise _did_not_start(command, log)
 
 
 def _answers(url: str) -> bool:
@@ -88,3 +87,59 @@ def _answers(url: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+class MeasuredAsync:
+    """As :class:`Measured`, started inside an event loop."""
+
+    def __init__(self, url: str, process: asyncio.subprocess.Process) -> None:
+        self.url, self.process = url, process
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self.process.pid
+
+
+@contextlib.asynccontextmanager
+async def serving_async(command: Sequence[str]) -> AsyncIterator[MeasuredAsync]:
+    """As :func:`serving`, for use inside an event loop. What the process writes goes to a file that ends with it.
+
+    Raises:
+        HeadwayError: as :func:`serving`.
+    """
+    with TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        path = Path(f"/proc/self/fd/{log.fileno()}")
+        try:
+            yield MeasuredAsync(await _ready_async(process, command, path), process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+async def _ready_async(process: asyncio.subprocess.Process, command: Sequence[str], log: Path) -> str:
+    until_s = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < until_s and process.returncode is None:
+        found = _LISTENING.search(_written(log))
+        if found is not None:
+            return found[1]
+        await asyncio.sleep(0.02)
+    raise _did_not_start(command, log)
+
+
+def _written(log: Path) -> str:
+    return log.read_text(errors="replace")
+
+
+def _did_not_start(command: Sequence[str], log: Path) -> HeadwayError:
+    lines = "\n".join(_written(log).splitlines()[-10:])
+    return HeadwayError(f"{' '.join(command[:4])} did not start:\n{lines}")
