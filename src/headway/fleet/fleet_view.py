@@ -228,10 +228,10 @@ class FleetView:
             view = self.views[entry.index]
             if view.at_risk is not None:
                 view.at_risk.leave(request_id)
-            entry.first_token_s = view.answered_s = now
-            view.unanswered.pop(request_id, None)
             if view.shadow is not None:
                 view.shadow.first_token(entry, now)
+            entry.first_token_s = view.answered_s = now
+            view.unanswered.pop(request_id, None)
 
     def release(self, request_id: str, now: float, output_tokens: int | None = None) -> bool:
         """Take a request out of the ledger, whatever its end was. Idempotent: True only the first time.

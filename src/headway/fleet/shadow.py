@@ -192,7 +192,7 @@ class Shadow:
 
     def _heed_events(self, now: float) -> None:
         """Let the newest events of all streams tell when the last batch ended, and that the engine lives."""
-        newest_s = max([entry.last_event_s for entry in self._entries.values()], default=0.0)
+        newest_s = max([entry.last_event_s for entry in self._entries.values()], default=-math.inf)
         if self._promised:
             took_s = self.at_s - min(entry.booked_s for entry in self._promised.values())
             if newest_s > self.at_s + max(_HELD_BACK_S, took_s / 2):
@@ -200,6 +200,8 @@ class Shadow:
                 self.at_s = newest_s
                 self.advance(now)
             return
+        if self.at_s <= now + TIE_S:
+            return  # between two batches
         step_s = self._decode_step_s() if self._step_s is None else self._step_s
         if step_s <= 0.0 or newest_s + 2 * step_s < now:
             return  # nothing decodes, or nothing is seen of it

@@ -43,7 +43,7 @@ class LedgerEntry(Struct):
     is_streamed: bool = True  # else nothing is seen of it before its end
     cached_tokens: int = 0  # of its prompt, that the engine's prefix cache should hold
     num_events: int = 0  # content events of its stream so far
-    last_event_s: float = 0.0
+    last_event_s: float = -math.inf
 
 
 class InstanceView:
