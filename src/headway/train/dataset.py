@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from headway.config.lines import read_lines
 from headway.errors import DatasetError, RequestError
+from headway.predict.feature_row import FeatureRow
 from headway.predict.tokens import messages_text
 from headway.types import MAX_COUNT, OutcomeStatus
 
@@ -29,9 +30,10 @@ _Quality = Annotated[float, Meta(ge=0, le=1)]
 
 
 class EvaluationRow(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One answer of one model, or the attempt at it. Exactly one of ``prompt`` and ``messages`` is given.
+    """One answer of one model, or the attempt at it. Exactly one of ``prompt``, ``messages`` and ``features`` is given.
 
-    ``prompt_id`` is the same for every model's answer to one prompt. ``messages`` are OpenAI chat messages as sent.
+    ``prompt_id`` is the same for every model's answer to one prompt. ``messages`` are OpenAI chat messages as sent,
+    ``features`` stand for a prompt that a gateway was not to keep; ``comment`` is what a user said of the answer.
     Tokens are as the engine counted them; ``max_tokens`` is the request's own limit, so an answer of that length may
     have been cut. ``quality`` in [0, 1] is None until judged, ``judge`` says who or what judged. ``cost_usd`` is what
     was charged. Times run from sending, in seconds. A ``status`` other than ``ok`` says that ``response`` is missing or
@@ -42,6 +44,7 @@ class EvaluationRow(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     model: _Name
     prompt: str | None = None
     messages: list[dict[str, object]] | None = None
+    features: FeatureRow | None = None
     response: str | None = None
     prompt_tokens: _Tokens | None = None
     output_tokens: _Tokens | None = None
@@ -55,10 +58,11 @@ class EvaluationRow(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     latency_s: _Seconds | None = None
     status: OutcomeStatus = "ok"
     error: str | None = None
+    comment: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("a row needs either `prompt` or `messages`")
+        if (self.prompt is not None) + (self.messages is not None) + (self.features is not None) != 1:
+            raise ValueError("a row needs one of `prompt`, `messages` and `features`")
         if self.messages is not None:
             try:
                 messages_text(self.messages)
@@ -67,7 +71,9 @@ class EvaluationRow(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def text(self) -> str:
-        """The prompt as the router sees it: the text of all messages, one after the other."""
+        """The prompt as the router sees it: the text of all messages in a row; empty where it was not kept."""
+        if self.features is not None:
+            return ""
         return self.prompt if self.prompt is not None else messages_text(self.messages)
 
 
