@@ -13,6 +13,7 @@ import numpy as np
 
 from headway.config import Config, InstanceConfig, ModelConfig
 from headway.errors import ConfigError, EngineInputError, ProfileError
+from headway.estimate.base import Estimator
 from headway.estimate.registry import make_estimator
 from headway.fleet import FleetView
 from headway.policy.base import HoldingPolicy, Policy
@@ -32,9 +33,35 @@ def build_router(config: Config, *, seed: int = 0) -> Router:
     Raises:
         ConfigError: a profile, limit, segment, address or policy option is wrong; path, line and key say where.
     """
-    predictor = PriorPredictor({model.name: model_card(model) for model in config.models})
     shadowed = [entry.id for entry in config.instances if entry.shadowed]
-    return _router(config, FleetView(build_instances(config), shadowed=shadowed), predictor, seed)
+    return _router(config, FleetView(build_instances(config), shadowed=shadowed), _predictor(config), seed)
+
+
+def rebuild_router(config: Config, earlier: Router, before: Config, *, now: float, seed: int = 0) -> Router:
+    """A router for ``config`` that goes on from ``earlier``, which served ``before`` and is used up thereby.
+
+    Instances described as before keep their state and requests. The estimator goes on with what it learned where it is
+    the same one; the policy begins anew. Nothing is taken from ``earlier`` when this raises.
+
+    Raises:
+        ConfigError: as :func:`build_router`.
+    """
+    build_router(config, seed=seed)  # whatever is wrong is found here
+    shadowed = [entry.id for entry in config.instances if entry.shadowed]
+    fleet = FleetView(build_instances(config), shadowed=shadowed)
+    begun = fleet.adopt(earlier.fleet, now)
+    router = _router(config, fleet, _predictor(config), seed, _same_estimator(config, earlier, before))
+    router.adopt(earlier, begun)
+    return router
+
+
+def _same_estimator(config: Config, earlier: Router, before: Config) -> Estimator | None:
+    names = [POLICIES[one.routing.policy].estimator for one in (before, config)]
+    return earlier.estimator if names[0] == names[1] else None
+
+
+def _predictor(config: Config) -> Predictor:
+    return PriorPredictor({model.name: model_card(model) for model in config.models})
 
 
 def build_shadow(config: Config, live: Router, predictor: Predictor, *, seed: int = 0) -> Router:
@@ -55,12 +82,14 @@ def build_shadow(config: Config, live: Router, predictor: Predictor, *, seed: in
     return _router(msgspec.structs.replace(config, routing=routing), live.fleet, predictor, seed)
 
 
-def _router(config: Config, fleet: FleetView, predictor: Predictor, seed: int) -> Router:
+def _router(
+    config: Config, fleet: FleetView, predictor: Predictor, seed: int, estimator: Estimator | None = None
+) -> Router:
     return Router(
         fleet=fleet,
         models={model.name: model_card(model) for model in config.models},
         policy=_policy(config, seed),
-        estimator=make_estimator(POLICIES[config.routing.policy].estimator),
+        estimator=estimator or make_estimator(POLICIES[config.routing.policy].estimator),
         predictor=predictor,
         lambda_per_musd=config.routing.lambda_per_musd,
         default_ttft_s=None if config.routing.default_ttft_ms is None else config.routing.default_ttft_ms / 1e3,

@@ -9,7 +9,7 @@ keep the queue or to read a clock: the caller owns time, dispatch, the queue and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, overload
 
 import msgspec
@@ -97,6 +97,17 @@ class Router:
     def holds(self) -> bool:
         """Whether queries wait in a queue: :meth:`admit` and :meth:`release` then take the place of :meth:`decide`."""
         return self._holding is not None
+
+    def adopt(self, earlier: Router, begun: Collection[str]) -> None:
+        """Go on with what ``earlier`` learned of observed against replayed times, but for the instances ``begun``."""
+        self.residuals = earlier.residuals
+        for instance_id in begun:
+            self.residuals.forget(instance_id)
+
+    @property
+    def estimator(self) -> Estimator:
+        """What estimates times to first token."""
+        return self._estimator
 
     @property
     def predictor(self) -> Predictor:

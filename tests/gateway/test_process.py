@@ -116,6 +116,41 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
             await asyncio.wait_for(process.wait(), 4)
 
 
+async def test_sighup_reloads(tmp_path: Path) -> None:
+    """T33: SIGHUP with bad YAML keeps the old configuration and logs its line and column; good YAML is served."""
+    async with FakeUpstream() as upstream, aiohttp.ClientSession() as session:
+        path = write_pool(tmp_path, upstream.url)
+        good = path.read_text()
+        async with serving(path) as (process, url):
+
+            async def until_metric(line: str) -> None:
+                async with asyncio.timeout(20):
+                    while True:
+                        async with session.get(url + "/metrics") as response:
+                            if line in (await response.text()).splitlines():
+                                return
+                        await asyncio.sleep(0.02)
+
+            path.write_text(good + "routing: {policy: bear,\n  polcy: x}\n")
+            process.send_signal(signal.SIGHUP)
+            await until_metric("headway_config_reload_failed 1.0")
+            async with session.post(url + CHAT, json=chat()) as response:
+                assert response.status == 200
+            path.write_text(good + "routing: {policy: random}\n")
+            process.send_signal(signal.SIGHUP)
+            await until_metric("headway_config_reload_failed 0.0")
+            async with session.post(url + CHAT, json=chat()) as response:
+                assert response.headers["x-headway-policy"] == "random"
+            process.send_signal(signal.SIGTERM)
+            _, err = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 0
+    events = [json.loads(line) for line in err.decode().splitlines()]
+    failed = next(one for one in events if one["event"] == "reload_failed")
+    assert (failed["key"], failed["column"]) == ("routing.polcy", 3)
+    assert failed["line"] == len(good.splitlines()) + 2
+    assert "did you mean 'policy'" in failed["error"]
+
+
 async def test_serve_logs_one_line_of_json_per_event(session: aiohttp.ClientSession, tmp_path: Path) -> None:
     """Standard output holds the address alone; standard error holds JSON lines."""
     async with FakeUpstream() as upstream:

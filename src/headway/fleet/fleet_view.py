@@ -7,6 +7,7 @@ the ledger and takes in the world; it is pure: it takes ``now`` and reads no clo
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Sequence
 
@@ -145,6 +146,32 @@ class FleetView:
     def set_resting(self, instance_id: str, resting: bool) -> None:
         """Mark an instance as one that asked to be left alone for a while; it is not chosen meanwhile."""
         self.views[self._index[instance_id]].resting = resting
+
+    def adopt(self, earlier: FleetView, now: float) -> list[str]:
+        """Take over what ``earlier`` knew of the instances that both have; the ids of those whose state began anew.
+
+        An instance described as before keeps its state and its requests. One on other terms (limits, step time, how it
+        is watched) that is still the same server keeps its requests, marks and health; its state begins anew. The
+        requests of an instance that is gone are forgotten: their ends will mean nothing here. ``earlier`` is used up.
+        """
+        begun: list[str] = []
+        for index, new in enumerate(self.views):
+            known = earlier._index.get(new.instance.id)
+            if known is None:
+                begun.append(new.instance.id)
+                continue
+            old = earlier.views[known]
+            if old.instance == new.instance and (old.shadow is None) == (new.shadow is None):
+                self.views[index] = old
+            else:
+                begun.append(new.instance.id)
+                if (old.instance.api_base, old.instance.model) == (new.instance.api_base, new.instance.model):
+                    _hand_over(old, new, now)
+            for entry in self.views[index].ledger.values():
+                entry.index = index
+                self._ledger[entry.request_id] = entry
+        self._group = None
+        return begun
 
     # ------------------------------------------------------------ the ledger
 
@@ -332,3 +359,17 @@ def _common_block_tokens(views: Sequence[InstanceView]) -> int | None:
     """Tokens per block that every prefix cache of the pool can be told in."""
     sizes = [view.instance.limits.block_size for view in views if view.prefixes is not None and view.instance.limits]
     return math.gcd(*sizes) if sizes else None
+
+
+def _hand_over(old: InstanceView, new: InstanceView, now: float) -> None:
+    """What does not depend on how an instance is described goes from one view of it to the next."""
+    new.healthy, new.draining, new.resting = old.healthy, old.draining, old.resting
+    new.ledger, new.released, new.num_outstanding = old.ledger, old.released, old.num_outstanding
+    new.unanswered = old.unanswered
+    new.arrival_rate_per_s, new.rate_at_s = old.arrival_rate_per_s, old.rate_at_s
+    if new.shadow is None:
+        new.unseen = dict(new.ledger)
+        return
+    for entry in new.ledger.values():
+        with contextlib.suppress(EngineInputError):  # what the new limits do not take is not replayed
+            new.shadow.sent(entry, now)

@@ -145,6 +145,7 @@ class AdminRoutes:
         return _json(
             {
                 "config_hash": gateway.config.config_hash,
+                "config_problem": gateway.reloader.problem,
                 "instances": [self._instance(index, source, now) for index, source in enumerate(sources)],
             }
         )

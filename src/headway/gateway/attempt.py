@@ -54,6 +54,7 @@ class Attempt:
         self.exchange, self.request, self.record, self.candidate = exchange, request, record, candidate
         self.gateway = exchange.gateway
         self.target = self.gateway.targets[candidate.instance_id]
+        self._card = self.gateway.cards[candidate.model]  # a reload may take the model away before the answer ends
         self.ledger_id = self._free_id(exchange.request_id, number) if ledger_id is None else ledger_id
         self.started_s: float | None = None
         self.first_token_s: float | None = None
@@ -208,7 +209,6 @@ class Attempt:
         began = usage is not None or num_content > 0
         prompt_tokens = usage.prompt_tokens if usage is not None else self.candidate.prompt_tokens
         output_tokens = usage.output_tokens if usage is not None else num_content
-        card = self.gateway.cards[self.candidate.model]
         self.outcome = Outcome(
             query_id=self.ledger_id,
             instance_id=self.candidate.instance_id,
@@ -217,10 +217,11 @@ class Attempt:
             total_s=now - started_s,
             prompt_tokens=prompt_tokens if began else None,
             output_tokens=output_tokens if began else None,
-            cost_usd=cost_usd(card, prompt_tokens or 0, output_tokens) if began else None,
+            cost_usd=cost_usd(self._card, prompt_tokens or 0, output_tokens) if began else None,
             http_status=self.relay.status,
         )
-        self.gateway.settle(self.record, self.request, self.outcome, now, counted=usage is not None)
+        client, counted = self.exchange.client, usage is not None
+        self.gateway.settle(self.record, self.request, self.outcome, now, client=client, counted=counted)
         if self._health == "sound":
             self.gateway.health.succeeded(self.candidate.instance_id, self.ledger_id)
         elif self._health == "neutral":

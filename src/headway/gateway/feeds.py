@@ -57,28 +57,55 @@ class Feeds:
         self._router = router
         self._clock = clock
         self.subscribers: dict[str, ZeroMQSubscriber] = {}
-        self.readers: dict[str, SnapshotReader] = {
-            instance.id: self._reader(instance.id, instance.snapshots)
-            for instance in config.instances
-            if instance.snapshots is not None
-        }
-        self.gauged = [
-            instance.id for instance in config.instances if instance.engine != "hosted" and instance.snapshots is None
-        ]
+        self.readers: dict[str, SnapshotReader] = {}
+        self.gauged: list[str] = []
         self.gauges: dict[str, Gauges] = {}
         self.errors: dict[str, str] = {}
-        self._silent = set(self.readers)
-        self._items = list(self.readers.items())
+        self._sources: dict[str, SnapshotSource] = {}
+        self._silent: set[str] = set()
+        self._items: list[tuple[str, SnapshotReader]] = []
         self._problems: dict[str, str | None] = {}
         self._watching: asyncio.AbstractEventLoop | None = None
+        self.reconfigure(config, router)
+
+    def reconfigure(self, config: Config, router: Router) -> None:
+        """Watch the instances of ``config`` for ``router`` from now on; sources that stay are not opened anew."""
+        self._router = router
+        wanted = {one.id: one.snapshots for one in config.instances if one.snapshots is not None}
+        shown = {view.instance.id for view in router.fleet.views if view.snapshot is not None}
+        for name, source in list(self._sources.items()):
+            # One whose view began anew is opened anew too: an idle engine's snapshot is not new to its reader.
+            if wanted.get(name) != source or (name not in shown and name not in self._silent):
+                self._close(name)
+        for name, source in wanted.items():
+            if name not in self._sources:
+                self._sources[name], self.readers[name] = source, self._reader(name, source)
+                self._silent.add(name)
+        self.gauged = [one.id for one in config.instances if one.engine != "hosted" and one.snapshots is None]
+        names = {one.id for one in config.instances}
+        self.gauges = {name: found for name, found in self.gauges.items() if name in self.gauged}
+        self.errors = {name: text for name, text in self.errors.items() if name in self.readers}
+        self._problems = {name: text for name, text in self._problems.items() if name in names}
+        self._items = list(self.readers.items())
+
+    def _close(self, instance_id: str) -> None:
+        subscriber = self.subscribers.pop(instance_id, None)
+        if subscriber is not None and self._watching is not None:
+            self._watching.remove_reader(subscriber.fileno())
+        self.readers.pop(instance_id).close()
+        del self._sources[instance_id]
+        self._silent.discard(instance_id)
 
     def _reader(self, instance_id: str, source: SnapshotSource) -> SnapshotReader:
         if source.shared_memory is not None:
             return SharedMemoryReader(source.shared_memory, instance_id=instance_id)
         from headway.snapshot.zeromq import ZeroMQSubscriber  # pools on one machine need no ZeroMQ
 
-        self.subscribers[instance_id] = ZeroMQSubscriber(source.place, instance_id=instance_id, clock=self._clock)
-        return self.subscribers[instance_id]
+        subscriber = ZeroMQSubscriber(source.place, instance_id=instance_id, clock=self._clock)
+        self.subscribers[instance_id] = subscriber
+        if self._watching is not None:
+            self._watching.add_reader(subscriber.fileno(), subscriber.receive)
+        return subscriber
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let ``loop`` take what arrives over networks from its sockets, until :meth:`close`."""
@@ -109,6 +136,8 @@ class Feeds:
 
     def observe_gauges(self, instance_id: str, gauges: Gauges | None) -> None:
         """Keep what an engine's gauges say, and tell the fleet; None where they could not be read."""
+        if instance_id not in self.gauged:  # it was removed while they were read
+            return
         if gauges is None:
             self.gauges.pop(instance_id, None)
         else:
@@ -140,12 +169,10 @@ class Feeds:
 
     def close(self) -> None:
         """Give back segments and sockets."""
-        if self._watching is not None:
-            for subscriber in self.subscribers.values():
-                self._watching.remove_reader(subscriber.fileno())
-            self._watching = None
-        for reader in self.readers.values():
-            reader.close()
+        for name in list(self.readers):
+            self._close(name)
+        self._items = []
+        self._watching = None
 
     def _complain(self, instance_id: str, message: str) -> None:
         if self.errors.get(instance_id) != message:

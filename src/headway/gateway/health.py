@@ -58,23 +58,40 @@ class HealthBoard:
         self.breakers = {view.instance.id: Breaker() for view in fleet.views}
         self._rests: dict[str, float] = {}  # instance -> when its rest ends
 
+    def reconfigure(self, fleet: FleetView, *, failures_to_open: int, open_s: float) -> None:
+        """Go on with another fleet: breakers of instances that both have are kept, others begin closed."""
+        self._fleet, self._failures_to_open, self._open_s = fleet, failures_to_open, open_s
+        names = [view.instance.id for view in fleet.views]
+        self.breakers = {name: self.breakers.get(name) or Breaker() for name in names}
+        self._rests = {name: until_s for name, until_s in self._rests.items() if name in self.breakers}
+        for name, breaker in self.breakers.items():
+            half_open_trial = breaker.state == "half_open" and breaker.trial is not None
+            fleet.set_health(name, breaker.state != "open" and not half_open_trial)
+            fleet.set_resting(name, name in self._rests)
+
     def dispatched(self, instance_id: str, request_id: str) -> None:
         """A request goes out; on a half-open breaker it is the one that decides, and no other may follow."""
-        breaker = self.breakers[instance_id]
+        breaker = self.breakers.get(instance_id)
+        if breaker is None:  # it was removed meanwhile
+            return
         if breaker.state == "half_open" and breaker.trial is None:
             breaker.trial = request_id
             self._fleet.set_health(instance_id, False)
 
     def succeeded(self, instance_id: str, request_id: str) -> None:
         """The instance gave a sane answer (any 2xx to 4xx)."""
-        breaker = self.breakers[instance_id]
+        breaker = self.breakers.get(instance_id)
+        if breaker is None:  # it was removed meanwhile
+            return
         breaker.failures = 0
         if breaker.state != "closed" and breaker.trial == request_id:
             self._set(instance_id, breaker, "closed")
 
     def failed(self, instance_id: str, request_id: str, *, unreachable: bool = False) -> None:
         """The instance failed; ``unreachable`` when no connection could be made."""
-        breaker = self.breakers[instance_id]
+        breaker = self.breakers.get(instance_id)
+        if breaker is None:  # it was removed meanwhile
+            return
         breaker.failures += 1
         if unreachable:
             self._fleet.observe_restart(instance_id, self._clock())
@@ -86,14 +103,16 @@ class HealthBoard:
 
     def neutral(self, instance_id: str, request_id: str) -> None:
         """A request ended without saying anything of the instance (client gone, back-pressure)."""
-        breaker = self.breakers[instance_id]
+        breaker = self.breakers.get(instance_id)
+        if breaker is None:  # it was removed meanwhile
+            return
         if breaker.state == "half_open" and breaker.trial == request_id:
             breaker.trial = None
             self._fleet.set_health(instance_id, True)
 
     def rest(self, instance_id: str, seconds: float) -> None:
         """The instance asked not to be asked for so long."""
-        if seconds <= 0.0:
+        if seconds <= 0.0 or instance_id not in self.breakers:
             return
         until_s = self._clock() + min(seconds, MAX_REST_S)
         self._rests[instance_id] = max(until_s, self._rests.get(instance_id, 0.0))
@@ -125,7 +144,9 @@ class HealthBoard:
 
     def probed(self, instance_id: str, alive: bool) -> None:
         """Take in the result of a probe."""
-        breaker = self.breakers[instance_id]
+        breaker = self.breakers.get(instance_id)
+        if breaker is None:  # it was removed meanwhile
+            return
         if breaker.state == "open" and alive:
             self._set(instance_id, breaker, "half_open" if breaker.needs_trial else "closed")
 

@@ -31,7 +31,7 @@ SAVE_INTERVAL_S = 5.0
 #: Paths that anybody may read: they show neither decisions nor the pool.
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/version", "/metrics"})
 _OPEN_PREFIX = "/static/"
-_CLIENT_PREFIX = "/v1/models"
+_CLIENT_PREFIXES = ("/v1/models", "/v1/feedback")
 
 
 class KeyRing:
@@ -103,7 +103,7 @@ class KeyRing:
             return
         if self.is_admin(headers):
             return
-        if path == _CLIENT_PREFIX or path.startswith(_CLIENT_PREFIX + "/"):
+        if any(path == prefix or path.startswith(prefix + "/") for prefix in _CLIENT_PREFIXES):
             self.client_of(headers)
             return
         if not self._admins:

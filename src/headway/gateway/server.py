@@ -2,7 +2,7 @@
 
 On SIGTERM or SIGINT ``/readyz`` turns 503 and new requests are refused while the socket stays open, so that a load
 balancer notices; running streams get ``server.drain_s`` to finish, then an error event. The process ends with 0. A
-second signal ends it at once.
+second signal ends it at once. SIGHUP reads the configuration again.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ class Server(uvicorn.Server):
         handled = (signal.SIGTERM, signal.SIGINT) if self._handle_signals else ()
         for number in handled:
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        if self._handle_signals:
+            loop.add_signal_handler(signal.SIGHUP, self._gateway.reloader.reload, "SIGHUP")
         try:
             yield
         finally:
-            for number in handled:
+            for number in (*handled, *((signal.SIGHUP,) if self._handle_signals else ())):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

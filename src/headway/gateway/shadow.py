@@ -80,6 +80,10 @@ class Shadow:
             "headway_shadow_seconds", "What a shadow's decision costs", buckets=_DECISIONS, registry=registry
         )
 
+    def reconfigure(self, router: Router, *, sample: float) -> None:
+        """Decide by another router from now on."""
+        self.router, self._sample = router, sample
+
     def compare(self, query: Query, live: Decision, now: float) -> ShadowDecision | None:
         """Decide ``query`` too, where the sample wants it. ``live`` is the decision taken on it at ``now``."""
         if self._rng.random() >= self._sample:

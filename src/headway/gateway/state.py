@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from headway.assembly import build_router, build_shadow, model_card
+from headway.assembly import build_router, build_shadow, model_card, rebuild_router
 from headway.config import Config
 from headway.errors import HeadwayError, RejectedError, RequestError
 from headway.gateway.decisions import DecisionRecord, DecisionStore
@@ -25,6 +25,7 @@ from headway.gateway.health import PROBE_INTERVAL_S, HealthBoard, probe
 from headway.gateway.keys import SAVE_INTERVAL_S, KeyRing
 from headway.gateway.log import logger
 from headway.gateway.queue import CentralQueue
+from headway.gateway.reload import WATCH_INTERVAL_S, Reloader
 from headway.gateway.request import ClientRequest
 from headway.gateway.shadow import LivePredictor, Shadow
 from headway.gateway.telemetry import OTHER, PoolCollector, Telemetry
@@ -75,11 +76,10 @@ class Gateway:
         self.draining = False
         self.num_inflight = 0
         self.guards: set[Guard] = set()
-        self._aliases = {
-            name: None if alias.candidates == "all" else tuple(alias.candidates)
-            for name, alias in config.aliases.items()
-        }
+        self._aliases = _aliases_of(config)
         self._models = tuple(model.name for model in config.models)
+        self._seed, self._idle_shadow = seed, self.shadow
+        self.reloader = Reloader(self)
         self.started_s = clock()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -95,6 +95,7 @@ class Gateway:
             loop.create_task(_every(PROBE_INTERVAL_S, "probe", self._probe)),
             loop.create_task(_every(FEEDBACK_SWEEP_S, "feedback", self.feedback.sweep)),
             loop.create_task(_every(SAVE_INTERVAL_S, "save_spend", self._save_spend)),
+            loop.create_task(_every(WATCH_INTERVAL_S, "watch_files", self.reloader.look)),
         ]
 
     async def _poll_snapshots(self) -> None:
@@ -129,6 +130,44 @@ class Gateway:
         await self.upstreams.close()
         self.feeds.close()
         await self.feedback.close()
+
+    def reconfigure(self, config: Config) -> None:
+        """Serve another configuration from now on. Streams of instances that are gone go on to their end.
+
+        Raises:
+            ConfigError: something of it is wrong; nothing has changed then.
+        """
+        trial = build_router(config, seed=self._seed)
+        if config.shadow is not None:
+            build_shadow(config, trial, LivePredictor(trial), seed=self._seed)
+        targets, keys = resolve_targets(config), KeyRing(config, self.keys)
+        # From here on nothing can fail, and nothing else runs in between.
+        router = rebuild_router(config, self.router, self.config, now=self.clock(), seed=self._seed)
+        self.config, self.router, self.fleet, self.targets, self.keys = config, router, router.fleet, targets, keys
+        keys.take_effect()
+        self.health.reconfigure(
+            self.fleet,
+            failures_to_open=config.resilience.breaker_failures,
+            open_s=config.resilience.breaker_open_s,
+        )
+        self.feeds.reconfigure(config, router)
+        self._aliases = _aliases_of(config)
+        self._models = tuple(model.name for model in config.models)
+        self.cards = {model.name: model_card(model) for model in config.models}
+        self.token_ratio.add(self._models)
+        self.shadow = self._reconfigured_shadow(config)
+        self.queue.wake()
+
+    def _reconfigured_shadow(self, config: Config) -> Shadow | None:
+        if config.shadow is None:
+            return None
+        router = build_shadow(config, self.router, LivePredictor(self.router), seed=self._seed)
+        sample = config.shadow.sample
+        if self._idle_shadow is None:  # one is made once: its metrics can be registered only once
+            self._idle_shadow = Shadow(router, sample=sample, registry=self.telemetry.registry, seed=self._seed)
+        else:
+            self._idle_shadow.reconfigure(router, sample=sample)
+        return self._idle_shadow
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -264,6 +303,12 @@ class Gateway:
         if silent and self.clock() - self.started_s < READY_GRACE_S:
             return f"waiting up to {READY_GRACE_S:g} s for the first snapshot of {', '.join(sorted(silent))}"
         return None
+
+
+def _aliases_of(config: Config) -> dict[str, tuple[str, ...] | None]:
+    return {
+        name: None if alias.candidates == "all" else tuple(alias.candidates) for name, alias in config.aliases.items()
+    }
 
 
 async def _every(interval_s: float, name: str, step: Callable[[], Awaitable[None]]) -> None:

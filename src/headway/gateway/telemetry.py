@@ -113,6 +113,9 @@ class Telemetry:
         )  # fmt: skip
         self._key_tokens = Counter("headway_key_tokens", "Tokens by client key", ("key",), registry=registry)
         self._key_cost = Counter("headway_key_cost_usd", "Cost by client key", ("key",), registry=registry)
+        self._reloads = Counter(
+            "headway_config_reloads", "Reloads of the configuration: ok, failed", ("result",), registry=registry
+        )
         self._children: dict[tuple[int, tuple[str, ...]], MetricWrapperBase] = {}
 
     def decided(self, decision: Decision) -> None:
@@ -131,6 +134,10 @@ class Telemetry:
             if outcome.status != "ok":
                 labels = (outcome.instance_id, model, outcome.status)
                 self._child(self._wasted, labels).inc(outcome.cost_usd)
+
+    def reloaded(self, result: str) -> None:
+        """Count a reload of the configuration."""
+        self._child(self._reloads, (result,)).inc()
 
     def charged(self, client: str, tokens: int, cost_usd: float) -> None:
         """Count what a client's request took; ``client`` is the configured name of its key."""
@@ -219,6 +226,9 @@ class PoolCollector(Collector):
                      ((name, found.num_running) for name, found in gauges))  # fmt: skip
         yield _gauge("headway_engine_waiting", "Requests waiting, by the engine's own gauge", "instance",
                      ((name, found.num_waiting) for name, found in gauges))  # fmt: skip
+        failed = GaugeMetricFamily("headway_config_reload_failed", "1 while the newest configuration is not in service")
+        failed.add_metric([], float(gateway.reloader.problem is not None))
+        yield failed
         queue = GaugeMetricFamily("headway_queue_length", "Requests in the central queue")
         queue.add_metric([], len(gateway.queue))
         yield queue

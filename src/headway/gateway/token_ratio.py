@@ -26,6 +26,11 @@ class TokenRatio:
         self._sums = {model: [_PRIOR_TOKENS, _PRIOR_TOKENS] for model in models}
         self._errors: dict[str, float] = {}
 
+    def add(self, models: Iterable[str]) -> None:
+        """Know these models too; what was learned of others stays."""
+        for model in models:
+            self._sums.setdefault(model, [_PRIOR_TOKENS, _PRIOR_TOKENS])
+
     def ratio(self, model: str) -> float:
         """What to multiply counted tokens by."""
         reported, counted = self._sums[model]
