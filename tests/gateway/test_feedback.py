@@ -147,6 +147,46 @@ async def test_an_answer_is_spoken_of_once(session: aiohttp.ClientSession, tmp_p
     assert len(path.read_bytes().splitlines()) == 2
 
 
+async def test_clients_speak_of_their_own_answers(
+    session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer to somebody else is unknown, also under one's own request id; the admin may speak of all."""
+    for name in ("ADMIN", "ANN", "BOB"):
+        monkeypatch.setenv(f"KEY_{name}", f"sk-{name.lower()}")
+    clients = [{"name": name, "key": f"env:KEY_{name.upper()}"} for name in ("ann", "bob")]
+    path = tmp_path / "feedback.jsonl"
+    async with FakeUpstream() as upstream:
+        instance = {"id": "a", "model": "m", "api_base": upstream.url, "engine": "vllm-0.32"}
+        config = pool(
+            [{"name": "m"}],
+            [instance],
+            feedback={"file": str(path)},
+            keys={"admin": "env:KEY_ADMIN", "clients": clients},
+        )
+        async with running_gateway(config) as gateway:
+
+            async def speak(key: str, name: str) -> int:
+                headers = {"authorization": f"Bearer {key}"}
+                body = {"id": name, "thumbs": "up"}
+                async with session.post(gateway.url + FEEDBACK, json=body, headers=headers) as response:
+                    return response.status
+
+            decisions = []
+            for key in ("sk-ann", "sk-bob", "sk-ann"):
+                headers = {"authorization": f"Bearer {key}", "x-request-id": "same"}
+                async with session.post(gateway.url + CHAT, json=chat(), headers=headers) as response:
+                    await response.read()
+                    decisions.append(response.headers["x-headway-decision"])
+            assert await speak("sk-bob", decisions[0]) == 404
+            assert await speak("sk-bob", "same") == 200
+            assert await speak("sk-bob", "same") == 409
+            assert await speak("sk-ann", decisions[1]) == 404  # bob's, though spoken of
+            assert await speak("sk-admin", decisions[0]) == 200
+            assert await speak("sk-ann", "same") == 200
+            assert await speak("sk-wrong", "same") == 401
+    assert {row.prompt_id for row in read_rows(path)} == set(decisions)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -215,7 +255,10 @@ async def test_memory_stays_bounded(
         await said(session, gateway, 404, id=ids[1], quality=1)
         await said(session, gateway, id=ids[2], quality=1)
         await asyncio.gather(*(said(session, gateway, id=name, quality=1) for name in ids[3:]))
-    assert [row.quality for row in read_rows(path)].count(None) == 2
+        more = [(await answered(session, gateway))[0] for _ in range(6)]
+        assert len(gateway.gateway.feedback._decisions) <= 3 + 3
+        await said(session, gateway, id=more[-1], quality=1)
+    assert [row.quality for row in read_rows(path)].count(None) == 2 + 5
 
 
 async def test_every_endpoint_with_a_prompt_is_spoken_of(session: aiohttp.ClientSession, tmp_path: Path) -> None:

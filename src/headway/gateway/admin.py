@@ -108,7 +108,10 @@ class AdminRoutes:
     async def feedback(self, request: Request) -> Response:
         """What a user says of an answer."""
         name, quality, comment = read_feedback(await self._body(request, MAX_FEEDBACK_BYTES))
-        answer = await self._gateway.feedback.give(name, quality, comment)
+        keys, headers = self._gateway.keys, first_headers(request.scope["headers"])
+        limits = None if keys.is_admin(headers) else keys.client_of(headers)
+        client = None if limits is None else limits.name
+        answer = await self._gateway.feedback.give(name, quality, comment, client=client)
         return _json({"stored": True, "request_id": answer.request_id, "decision_id": answer.decision_id})
 
     async def _body(self, request: Request, max_bytes: int | None = None) -> bytes:

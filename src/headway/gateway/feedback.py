@@ -9,10 +9,8 @@ to hold the request path up: files are written by another thread.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,26 +18,23 @@ from msgspec import Meta, Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from headway.config import Config
+from headway.config.keys import beside
 from headway.errors import ConfigError, HeadwayError, RequestError
 from headway.gateway.decisions import DecisionRecord
+from headway.gateway.feedback_rows import Waiting, row_of
 from headway.gateway.request import ClientRequest
 from headway.gateway.rotated_file import RotatedFile
-from headway.predict.feature_row import FeatureRow
-from headway.predict.features import prompt_features
-from headway.predict.prompt import prompt_of_messages, prompt_of_text
-from headway.predict.tasks import task_type
-from headway.predict.tokens import prompt_text
 from headway.types import Outcome
 
 #: Answers that can be spoken of at once, and how many bytes of requests may wait with them.
 MAX_WAITING = 8192
 MAX_WAITING_BYTES = 64 << 20
+#: Answers on their way to the file; beyond, the disk is too slow and they are lost.
+MAX_LEAVING = 8192
 #: A request longer than this is not kept: pictures and sound say nothing to a predictor.
 MAX_BODY_BYTES = 1 << 20
 #: The longest feedback, bytes.
 MAX_FEEDBACK_BYTES = 64 << 10
-#: What ``judge`` says in a row whose quality a user gave.
-JUDGE = "feedback"
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _ERRORS = (-0.8, -0.6, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 
@@ -55,40 +50,6 @@ class Feedback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quality: Annotated[float, Meta(ge=0, le=1)] | None = None
     thumbs: Literal["up", "down"] | None = None
     comment: Annotated[str, Meta(max_length=4096)] | None = None
-
-
-class Waiting(Struct, frozen=True, kw_only=True):
-    """An answer that can still be spoken of."""
-
-    decision_id: str
-    request_id: str
-    body: bytes
-    takes_messages: bool
-    model: str
-    predicted_quality: float | None
-    max_tokens: int | None
-    outcome: Outcome
-    since_s: float
-
-
-class _Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row as ``headway.train`` reads it; the gateway does not import the trainer."""
-
-    prompt_id: str
-    model: str
-    prompt: str | None = None
-    messages: object = None
-    features: FeatureRow | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cost_usd: float | None = None
-    quality: float | None = None
-    judge: str | None = None
-    task: str | None = None
-    max_tokens: int | None = None
-    ttft_s: float | None = None
-    latency_s: float | None = None
-    comment: str | None = None
 
 
 def read_feedback(body: bytes) -> tuple[str, float, str | None]:
@@ -121,8 +82,8 @@ class FeedbackBook:
         self._config, self._clock = config.feedback, clock
         self._file = _open(config)
         self._waiting: OrderedDict[str, Waiting] = OrderedDict()
-        self._decisions: dict[str, str] = {}  # request id -> the newest decision on it
-        self._given: OrderedDict[str, None] = OrderedDict()
+        self._decisions: dict[tuple[str, str], str] = {}  # client and request id -> the newest decision on it
+        self._given: OrderedDict[str, tuple[str, str]] = OrderedDict()  # decision -> client and request id
         self._leaving: list[Waiting] = []
         self._num_bytes = 0
         self._rows = Counter("headway_feedback_rows", "Rows for retraining", ("kind",), registry=registry)
@@ -139,8 +100,10 @@ class FeedbackBook:
         """Whether anything is kept."""
         return self._file is not None
 
-    def note(self, record: DecisionRecord, request: ClientRequest, outcome: Outcome, *, counted: bool) -> None:
-        """From now on this answer can be spoken of. Costs microseconds, and nothing where feedback is off.
+    def note(
+        self, record: DecisionRecord, request: ClientRequest, outcome: Outcome, *, client: str = "", counted: bool
+    ) -> None:
+        """From now on this answer to ``client`` can be spoken of. Costs microseconds; nothing where feedback is off.
 
         ``counted`` tells that the engine itself reported the tokens; counts of events are no lengths to learn from.
         """
@@ -156,6 +119,7 @@ class FeedbackBook:
         self._waiting[record.id] = Waiting(
             decision_id=record.id,
             request_id=record.request_id,
+            client=client,
             body=request.body,
             takes_messages="messages" in request.endpoint.prompt_fields,
             model=candidate.model,
@@ -164,13 +128,15 @@ class FeedbackBook:
             outcome=outcome,
             since_s=self._clock(),
         )
-        self._decisions[record.request_id] = record.id
+        self._decisions[client, record.request_id] = record.id
         self._num_bytes += len(request.body)
         while len(self._waiting) > MAX_WAITING or self._num_bytes > MAX_WAITING_BYTES:
             self._leave(next(iter(self._waiting)))
 
-    async def give(self, name: str, quality: float, comment: str | None) -> Waiting:
+    async def give(self, name: str, quality: float, comment: str | None, *, client: str | None = None) -> Waiting:
         """Store what a user says of the answer ``name`` (a request's or a decision's id); the answer.
+
+        Answers to others are unknown to a ``client``; None may speak of all.
 
         Raises:
             RequestError: 404, no such answer or too long ago; 409, it was spoken of before.
@@ -178,18 +144,19 @@ class FeedbackBook:
         """
         if self._file is None:
             raise RequestError("feedback is off here (feedback.file)", status=404, code="feedback_off")
-        decision_id = name if name in self._waiting else self._decisions.get(name, name)
-        if decision_id in self._given:
+        decision_id = self._decision_of(name, client)
+        if decision_id in self._given and client in (None, self._given[decision_id][0]):
             raise RequestError("this answer has its feedback already", status=409, param="id", code="feedback_given")
-        waiting = self._forget(decision_id)
+        known = self._waiting.get(decision_id)
+        waiting = None if known is None or client not in (None, known.client) else self._forget(decision_id)
         if waiting is None:
             raise RequestError(
                 f"no answer of that id in the last {self._config.wait_s:g} s", status=404, param="id",
                 code="feedback_unknown_id",
             )  # fmt: skip
-        self._given[decision_id] = None
+        self._given[decision_id] = waiting.client, waiting.request_id
         if len(self._given) > MAX_WAITING:
-            self._given.popitem(last=False)
+            self._unname(*self._given.popitem(last=False))
         if not await asyncio.to_thread(self._write, [(waiting, quality, comment)]):
             raise HeadwayError("the feedback could not be written")
         self._rows.labels("feedback").inc()
@@ -216,21 +183,33 @@ class FeedbackBook:
         if self._file is not None:
             self._file.close()
 
+    def _decision_of(self, name: str, client: str | None) -> str:
+        """The decision that ``name`` stands for: itself, or the newest on a request of that id."""
+        if name in self._waiting or name in self._given:
+            return name
+        if client is not None:
+            return self._decisions.get((client, name), name)
+        return next((one for (_, request), one in reversed(self._decisions.items()) if request == name), name)
+
     def _forget(self, decision_id: str) -> Waiting | None:
         waiting = self._waiting.pop(decision_id, None)
         if waiting is not None:
             self._num_bytes -= len(waiting.body)
         return waiting
 
+    def _unname(self, decision_id: str, request: tuple[str, str]) -> None:
+        """Forget the request's id, unless it stands for a newer decision by now."""
+        if self._decisions.get(request) == decision_id:
+            del self._decisions[request]
+
     def _leave(self, decision_id: str) -> None:
         waiting = self._forget(decision_id)
         if waiting is None:
             return
-        if self._decisions.get(waiting.request_id) == decision_id:
-            del self._decisions[waiting.request_id]
+        self._unname(decision_id, (waiting.client, waiting.request_id))
         if not self._config.outcomes or waiting.outcome.output_tokens is None:
             return
-        if len(self._leaving) >= MAX_WAITING:  # faster than the disk
+        if len(self._leaving) >= MAX_LEAVING:
             self._rows.labels("lost").inc()
             return
         self._leaving.append(waiting)
@@ -238,52 +217,15 @@ class FeedbackBook:
     def _write(self, said: Sequence[tuple[Waiting, float | None, str | None]]) -> bool:
         """Runs in another thread: features are computed and the file is written here."""
         assert self._file is not None
-        return self._file.append(b"".join(self._line(*one) for one in said))
-
-    def _line(self, waiting: Waiting, quality: float | None, comment: str | None) -> bytes:
-        outcome = waiting.outcome
-        row = _Row(
-            prompt_id=waiting.decision_id,
-            model=waiting.model,
-            prompt_tokens=outcome.prompt_tokens,
-            output_tokens=outcome.output_tokens,
-            cost_usd=outcome.cost_usd,
-            quality=quality,
-            judge=None if quality is None else JUDGE,
-            max_tokens=waiting.max_tokens,
-            ttft_s=outcome.ttft_s,
-            latency_s=outcome.total_s,
-        )
-        fields = msgspec.json.decode(waiting.body)
-        messages = fields.get("messages") if waiting.takes_messages else None
-        if not self._config.prompts:
-            row = _without_prompt(row, fields, messages)
-        elif messages is not None:
-            row = msgspec.structs.replace(row, messages=messages, comment=comment)
-        else:
-            row = msgspec.structs.replace(row, prompt=prompt_text(fields), comment=comment)
-        return msgspec.json.encode(row) + b"\n"
+        return self._file.append(b"".join(row_of(*one, with_prompt=self._config.prompts) for one in said))
 
 
 def _open(config: Config) -> RotatedFile | None:
     feedback = config.feedback
     if feedback.file is None:
         return None
-    path = Path(config.path).parent / feedback.file
+    path = beside(config, feedback.file)
     try:
         return RotatedFile(path, max_bytes=int(feedback.max_mb * 1e6), num_files=feedback.num_files)
     except ConfigError as error:
         raise config.error("feedback.file", str(error)) from error
-
-
-def _without_prompt(row: _Row, fields: dict[str, object], messages: object) -> _Row:
-    """The row with what a predictor reads of the prompt, in place of the prompt."""
-    if isinstance(messages, list):
-        prompt = prompt_of_messages(messages, max_tokens=row.max_tokens)
-        text = prompt_text({"messages": messages})
-    else:
-        text = prompt_text(fields)
-        prompt = prompt_of_text(text, max_tokens=row.max_tokens)
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    features = FeatureRow.of(prompt_features(prompt), digest)
-    return msgspec.structs.replace(row, features=features, task=task_type(prompt.text))

@@ -260,15 +260,22 @@ class Gateway:
         return record
 
     def settle(
-        self, record: DecisionRecord, request: ClientRequest, outcome: Outcome, now: float, *, counted: bool
+        self,
+        record: DecisionRecord,
+        request: ClientRequest,
+        outcome: Outcome,
+        now: float,
+        *,
+        client: str,
+        counted: bool,
     ) -> None:
-        """What an upstream call came to: release its ledger entry, and tell whoever learns from it.
+        """What an upstream call of ``client`` came to: release its ledger entry, and tell whoever learns from it.
 
         ``counted`` tells that the engine itself reported the tokens.
         """
         record.outcome = outcome
         self.router.observe(outcome, now)
-        self.feedback.note(record, request, outcome, counted=counted)
+        self.feedback.note(record, request, outcome, client=client, counted=counted)
         if self.shadow is not None:
             self.shadow.learn(outcome, now)
             if record.shadow is not None:
