@@ -15,7 +15,6 @@ from headway.estimate.registry import make_estimator
 from headway.estimate.work import own_work
 from headway.fleet import FleetView
 from headway.fleet.at_risk import AtRisk
-from headway.policy.concentrate import LeastMeanWork
 from headway.policy.options import Options
 from headway.policy.priced_bear import PricedBearPolicy
 from headway.policy.prices import KvSharePrice, VirtualQueuePrice
@@ -23,7 +22,7 @@ from headway.policy.registry import PRICES, make_policy
 from headway.predict.prior import PriorPredictor
 from headway.router import Router
 from headway.types import Candidate, Decision, Estimate, Instance, Query, Verdict
-from pools import FAST, LIMITS, MODELS, SLOW, choice, instance, query, snapshot
+from pools import LIMITS, MODELS, SLOW, choice, instance, query, snapshot
 
 
 def router(*instances: Instance, queued: dict[str, list[int]] | None = None, **options: float | str) -> Router:
@@ -219,21 +218,6 @@ def test_what_is_worth_less_than_its_place_is_given_up() -> None:
         policy.bind(FleetView([fast, slow]))
         pool = (candidate("fast", -0.3, 9.0, "late"), candidate("slow", -0.2))
         assert policy.choose(query(), pool, 0.0) == chosen
-
-
-def test_what_is_given_up_goes_to_one_place() -> None:
-    """A query whose own least work is elsewhere still goes where those given up are the least work on average."""
-    rule = LeastMeanWork()
-    rule.bind(FleetView([instance("fast", step_time=FAST), instance("slow", step_time=SLOW)]))
-    usual = [candidate("fast", 0.1), candidate("slow", 0.1)]
-    odd = [candidate("fast", 0.1, output_tokens=8000.0), candidate("slow", 0.1, output_tokens=1.0)]
-    assert rule.work_s(odd[0]) > rule.work_s(odd[1])  # type: ignore[operator]
-    assert rule.choose([0, 1], odd) == [1]  # the first one counts alone
-    rule.bind(FleetView([instance("fast", step_time=FAST), instance("slow", step_time=SLOW)]))
-    for _ in range(20):
-        assert rule.choose([0, 1], usual) == [0]
-    assert rule.choose([0, 1], odd) == [0]
-    assert rule.choose([1], odd) == [1]
 
 
 def test_a_clock_that_is_not_trusted_neither_prices_nor_takes_what_is_given_up() -> None:

@@ -201,8 +201,9 @@ class FleetView:
         """Enter a request that is about to be sent. Raises EngineInputError when its id is booked already.
 
         ``predicted_ttft_s`` is what a replay said, ``raw_ttft_s`` the same before any correction (None: there was
-        none), for the residuals to compare with what comes. Where not ``is_streamed``, nothing of the answer is seen
-        before its end. ``prefix_blocks`` and ``counted_tokens`` are those of the query.
+        none), for the residuals to compare with what comes, but not where it has to wait for room. Where not
+        ``is_streamed``, nothing of the answer is seen before its end. ``prefix_blocks`` and ``counted_tokens`` are of
+        the query.
         ``predicted_wait_s``, until its prefill starts, ``due_s``, when its first token is due (monotonic), and its
         ``utility`` tell what it stands to lose by those who come after it.
         """
@@ -221,6 +222,8 @@ class FleetView:
             is_streamed=is_streamed,
         )
         view = self.views[index]
+        if view.waits_for_room(prompt_tokens):
+            entry.raw_ttft_s = None
         if view.at_risk is not None and predicted_ttft_s is not None and predicted_wait_s is not None:
             view.at_risk.join(request_id, now + predicted_wait_s, now + predicted_ttft_s, due_s, utility)
         self._ledger[request_id] = view.ledger[request_id] = entry

@@ -95,6 +95,18 @@ class InstanceView:
         self.look_s = 0.0  # when the shadow may be looked at again
         self.prefixes: PrefixStore | None = None  # of instances whose limits say prefix_caching
 
+    def waits_for_room(self, prompt_tokens: int) -> bool:
+        """Whether a newcomer waits until others end, for want of blocks or slots; False where nothing is replayed.
+
+        How long it waits then says how long their answers became, and next to nothing of the engine's clock.
+        """
+        engine, limits = self.engine, self.instance.limits
+        if engine is None or limits is None:
+            return False
+        if engine.num_running + engine.num_waiting >= limits.max_num_seqs:
+            return True
+        return engine.remaining_prefill_tokens + prompt_tokens > engine.free_blocks * limits.block_size
+
     def arrival_rate_at(self, now: float) -> float:
         """Bookings per second, averaged over the last ten seconds or so; fades while nothing is booked."""
         return self.arrival_rate_per_s * math.exp(-max(now - self.rate_at_s, 0.0) / ARRIVAL_RATE_WINDOW_S)

@@ -3,9 +3,8 @@
 ``price`` is the shadow price of the work a query would take of the instance, ``harm`` the utility of those waiting
 there whom it would make late. BEAR spends the bottleneck on queries that gain little by it; this rule leaves it to
 those that gain more (source: our simulations of the three-model pool; price rules in ``prices.py``). Where even the
-best margin is below 0, the query is worth less than what it would take from others: it is given up, as those are that
-no instance can answer in time, and goes where such queries are the least work (``concentrate.py``). It refuses to price
-by a clock that is not trusted.
+best margin is below 0, the query is worth less than what it would take from others: it goes where it is the least own
+work, as those do that no instance can answer in time. It refuses to price by a clock that is not trusted.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from headway.fleet import FleetView
 from headway.fleet.at_risk import AtRisk
 from headway.policy.base import Rotation, break_tie, choosable, largest, utility_of
 from headway.policy.bear import BearPolicy
-from headway.policy.concentrate import LeastMeanWork
+from headway.policy.least_work import LeastWork
 from headway.policy.prices import Price
 from headway.policy.residents import Residents
 from headway.types import Candidate, Query
@@ -36,7 +35,7 @@ class PricedBearPolicy:
     def __init__(self, rng: np.random.Generator, price: Price, *, least_work: bool = True) -> None:
         self._price = price
         self._rotation = Rotation(rng)
-        self._work = LeastMeanWork()
+        self._work = LeastWork()
         self._least_work = self._work if least_work else None
         self._bear = BearPolicy(rng, name=self.name, least_work=self._least_work)
         self._residents = Residents()
