@@ -19,10 +19,12 @@ from msgspec import Struct
 FLOOR_S = 0.05
 #: Replayed times are stretched by no more and no less.
 CORRECTION_BOUNDS = (0.5, 2.0)
-#: So many pairs are needed before anything is corrected, and so many good ones before a stale profile is used again.
-_MIN_CORRECTED, _NUM_GOOD = 16, 16
+#: So many pairs are needed before anything is corrected.
+_MIN_CORRECTED = 16
+#: A stale profile is used again once so many of the last pairs are within the band.
+_NUM_GOOD, _OF_LAST = 12, 16
 #: A median within this many of its standard errors from no error at all is left alone.
-_STANDARD_ERRORS = 2.0
+_STANDARD_ERRORS = 2.5
 #: A step towards the wanted correction with each pair, so that no single one makes a jump.
 _GAIN = 0.2
 
@@ -54,12 +56,12 @@ class _Watched:
 class ResidualGate:
     """Watches each instance's ratio of observed to replayed TTFT over a window of pairs.
 
-    Trust is lost when the median leaves [1/band, band], and regained when that of the last 16 is back inside; before
-    ``min_pairs`` an instance is trusted. The median, so that some stalls or a burst that joined a batch condemn nobody.
-    Without ``correcting`` every correction stays 1.
+    Trust is lost when the median leaves [1/band, band], twice what a correction may be, and regained when 12 of the
+    last 16 are back inside; before ``min_pairs`` an instance is trusted. The median, so that some stalls or a burst
+    that joined a batch condemn nobody. Without ``correcting`` every correction stays 1.
     """
 
-    def __init__(self, *, band: float = 3.0, window: int = 32, min_pairs: int = 8, correcting: bool = True) -> None:
+    def __init__(self, *, band: float = 4.0, window: int = 32, min_pairs: int = 8, correcting: bool = True) -> None:
         self._log_band, self._window, self._min_pairs = math.log(band), window, min_pairs
         self._correcting = correcting
         self._watched: dict[str, _Watched] = {}
@@ -73,10 +75,6 @@ class ResidualGate:
             watched.logs.append(math.log(observed_s / replayed_s))
             self._judge(watched)
         return self.residual(instance_id)
-
-    def forget(self, instance_id: str) -> None:
-        """Begin anew with an instance: its step time is another one."""
-        self._watched.pop(instance_id, None)
 
     def residual(self, instance_id: str) -> Residual:
         """How the instance stands now."""
@@ -96,8 +94,8 @@ class ResidualGate:
             watched.num_since_lost = 0
         else:
             watched.num_since_lost += 1
-            last = list(logs)[-_NUM_GOOD:]
-            if watched.num_since_lost >= _NUM_GOOD and abs(median(last)) <= self._log_band:
+            last = list(logs)[-min(_OF_LAST, watched.num_since_lost) :]
+            if sum(abs(one) <= self._log_band for one in last) >= _NUM_GOOD:
                 watched.trusted = True
                 logs.clear()  # what led to the loss is no longer true
                 logs.extend(last)
@@ -108,8 +106,10 @@ class ResidualGate:
 
 
 def _wanted(logs: deque[float]) -> float:
-    """The factor that the pairs are sure of: their median, less two of its standard errors towards no error."""
+    """The factor that the pairs are sure of: all of a median that stands out, the less of it the less it does."""
     middle = median(logs)
     spread = 1.4826 * median([abs(one - middle) for one in logs])
     unsure = _STANDARD_ERRORS * 1.2533 * spread / math.sqrt(len(logs))
-    return math.exp(math.copysign(max(abs(middle) - unsure, 0.0), middle))
+    if abs(middle) <= unsure:
+        return 1.0
+    return math.exp(middle * (1.0 - (unsure / middle) ** 2))

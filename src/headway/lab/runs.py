@@ -265,6 +265,7 @@ def _inputs(scenario: Scenario, one: PolicyConfig | None, unit: Unit) -> Inputs:
         on_infeasible=(one.on_infeasible if one else None) or file.on_infeasible,
         trace=None if scenario.trace is None else str(scenario.trace),
         arrivals_trace=None if scenario.arrivals_trace is None else str(scenario.arrivals_trace),
+        correcting=file.correcting,
         keep_pairs=unit.seed == file.seeds[0],
         keep_failures=unit.seed == file.seeds[0] and unit.rate_per_s == scenario.focus_rate_per_s and one is not None,
     )

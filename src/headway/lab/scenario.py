@@ -130,7 +130,7 @@ class SweepConfig(Struct, frozen=True, kw_only=True):
 
 
 class ScenarioFile(Struct, frozen=True, kw_only=True):
-    """The keys of the file."""
+    """The keys of the file. ``correcting`` lets routers stretch replayed times by what they observe."""
 
     name: Name
     title: str = ""
@@ -142,6 +142,7 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
     workload: WorkloadConfig = WorkloadConfig()
     arrivals: ArrivalsConfig = ArrivalsConfig()
     sight: SightConfig = SightConfig()
+    correcting: bool = False
     on_infeasible: Literal["best_effort", "reject"] = "best_effort"
     policies: list[str | PolicyConfig]
     baseline: Name | None = None

@@ -73,6 +73,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
     arrivals_trace: str | None
     keep_pairs: bool
     keep_failures: bool
+    correcting: bool = False
 
 
 class ModelTtft(Struct, frozen=True, kw_only=True):
@@ -137,6 +138,7 @@ def play(inputs: Inputs, key: str) -> Record:
             ledger=inputs.sight.ledger,
         ),
         on_infeasible=inputs.on_infeasible,
+        correcting=inputs.correcting,
     )
     models = {model: _by_model(pool, outcomes, model) for model in pool.models}
     return Record(
