@@ -71,9 +71,9 @@ class EvaluationRow(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def text(self) -> str:
-        """The prompt as the router sees it: the text of all messages in a row; empty where it was not kept."""
+        """The prompt as the router sees it, all messages in a row; a stand-in, equal for equal prompts, if not kept."""
         if self.features is not None:
-            return ""
+            return f"features {self.features.prompt_sha256}"
         return self.prompt if self.prompt is not None else messages_text(self.messages)
 
 
