@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint types bench soak conformance format clean
+.PHONY: help build demo test lint types bench soak clients conformance format clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,10 @@ bench: $(VENV)/.built  ## measure the core: instructions, microseconds
 
 soak: $(VENV)/.built  ## half an hour of mixed load with kills and reloads; every answer compared (MINUTES=30)
 	$(BIN)/python -m headway.bench.soak --minutes $(or $(MINUTES),30)
+
+clients: $(VENV)/.dev  ## the official Node client against the gateway (needs node and npm; installs it once)
+	@command -v npm >/dev/null || echo "npm is not installed: the tests of the Node client will be skipped"
+	HEADWAY_CLIENTS=1 $(BIN)/python -m pytest tests/gateway/test_openai_node.py
 
 conformance: $(VENV)/.dev  ## compare the core with the real vLLM scheduler (installs it once, 1.8 GB)
 	$(BIN)/python tests/conformance/run.py
