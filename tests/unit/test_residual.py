@@ -9,7 +9,7 @@ from headway._core import ReplayedEngine
 from headway.estimate.residual import ResidualGate
 from headway.router import Router
 from headway.types import EngineState, Estimate, Outcome
-from pools import FAST, SLOW, choice, instance, pool, query
+from pools import FAST, LIMITS, SLOW, choice, instance, pool, query
 
 
 def outcome(name: str, instance_id: str, ttft_s: float) -> Outcome:

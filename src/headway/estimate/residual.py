@@ -76,6 +76,10 @@ class ResidualGate:
             self._judge(watched)
         return self.residual(instance_id)
 
+    def forget(self, instance_id: str) -> None:
+        """Begin anew with an instance: its step time is another one."""
+        self._watched.pop(instance_id, None)
+
     def residual(self, instance_id: str) -> Residual:
         """How the instance stands now."""
         watched = self._watched.get(instance_id)
