@@ -9,6 +9,7 @@ from headway.config.load import load_config, parse_config
 from headway.config.tree import (
     Alias,
     Config,
+    DecisionLogConfig,
     FeedbackConfig,
     InstanceConfig,
     KeyConfig,
@@ -30,6 +31,7 @@ from headway.config.tree import (
 __all__ = [
     "Alias",
     "Config",
+    "DecisionLogConfig",
     "FeedbackConfig",
     "InstanceConfig",
     "KeyConfig",

@@ -17,6 +17,7 @@ from headway.config.nodes import NodeReader, did_you_mean, read_text
 from headway.config.tree import (
     Alias,
     Config,
+    DecisionLogConfig,
     FeedbackConfig,
     InstanceConfig,
     KeysConfig,
@@ -44,6 +45,7 @@ class _Document(Struct, frozen=True, kw_only=True):
     shadow: ShadowConfig | None = None
     feedback: FeedbackConfig = FeedbackConfig()
     resilience: Resilience = Resilience()
+    decisions: DecisionLogConfig = DecisionLogConfig()
     keys: KeysConfig | None = None
     server: ServerConfig = ServerConfig()
 
@@ -74,6 +76,7 @@ def parse_config(text: str, *, path: str = "<text>") -> Config:
         shadow=document.shadow,
         feedback=document.feedback,
         resilience=document.resilience,
+        decisions=document.decisions,
         keys=document.keys,
         server=document.server,
         path=path,

@@ -225,6 +225,21 @@ class FeedbackConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_files: Annotated[int, Meta(ge=1, le=1000)] = 4
 
 
+class DecisionLogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where decisions and what came of them are kept, one line of JSON each, without prompts.
+
+    ``file`` is relative to the configuration's directory; without it nothing is kept. At ``max_mb`` (10^6 bytes) it is
+    put aside under a number; ``num_files`` are kept, the present one included. ``sample`` is the share of requests that
+    are logged; ``candidates`` shows every instance of a decision, not the chosen one alone.
+    """
+
+    file: Name | None = None
+    max_mb: Annotated[float, Meta(gt=0, le=1e6)] = 64.0
+    num_files: Annotated[int, Meta(ge=1, le=1000)] = 4
+    sample: Share = 1.0
+    candidates: bool = False
+
+
 class KeyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A client's key and its limits; a limit left out does not bind.
 
@@ -287,6 +302,7 @@ class Config(Struct, frozen=True, kw_only=True):
     shadow: ShadowConfig | None = None
     feedback: FeedbackConfig = FeedbackConfig()
     resilience: Resilience = Resilience()
+    decisions: DecisionLogConfig = DecisionLogConfig()
     keys: KeysConfig | None = None
     server: ServerConfig = ServerConfig()
     path: str = ""

@@ -364,6 +364,9 @@ class Exchange:
             source=None if estimate is None else estimate.source,
         )
         gateway.telemetry.served(served, outcome)
+        gateway.decision_log.note(
+            self._record, request, served, outcome, client=self.client, attempts=self._num_attempts
+        )
         event(
             logging.INFO,
             "request",

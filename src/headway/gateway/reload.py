@@ -76,8 +76,9 @@ class Reloader:
         for name in _AT_START_ONLY:
             if getattr(before.server, name) != getattr(config.server, name):
                 event(logging.WARNING, "needs_restart", key=f"server.{name}")
-        if before.feedback != config.feedback:
-            event(logging.WARNING, "needs_restart", key="feedback")
+        for name in ("feedback", "decisions"):
+            if getattr(before, name) != getattr(config, name):
+                event(logging.WARNING, "needs_restart", key=name)
         return True
 
     def _stamp(self) -> Stamp:

@@ -16,6 +16,7 @@ import msgspec
 from headway.assembly import build_router, build_shadow, model_card, rebuild_router
 from headway.config import Config
 from headway.errors import HeadwayError, RejectedError, RequestError
+from headway.gateway.decision_log import FLUSH_INTERVAL_S, DecisionLog
 from headway.gateway.decisions import DecisionRecord, DecisionStore
 from headway.gateway.errors import RestingError
 from headway.gateway.feedback import FeedbackBook
@@ -68,6 +69,7 @@ class Gateway:
         self.telemetry = Telemetry()
         self.telemetry.registry.register(PoolCollector(self))
         self.feedback = FeedbackBook(config, self.telemetry.registry, clock)
+        self.decision_log = DecisionLog(config, self.telemetry.registry, seed=seed)
         self.shadow: Shadow | None = None
         if config.shadow is not None:
             router = build_shadow(config, self.router, LivePredictor(self.router), seed=seed)
@@ -94,6 +96,7 @@ class Gateway:
             loop.create_task(_every(GAUGE_POLL_S, "poll_gauges", self._poll_gauges)),
             loop.create_task(_every(PROBE_INTERVAL_S, "probe", self._probe)),
             loop.create_task(_every(FEEDBACK_SWEEP_S, "feedback", self.feedback.sweep)),
+            loop.create_task(_every(FLUSH_INTERVAL_S, "decision_log", self.decision_log.flush)),
             loop.create_task(_every(SAVE_INTERVAL_S, "save_spend", self._save_spend)),
             loop.create_task(_every(WATCH_INTERVAL_S, "watch_files", self.reloader.look)),
         ]
@@ -130,6 +133,7 @@ class Gateway:
         await self.upstreams.close()
         self.feeds.close()
         await self.feedback.close()
+        await self.decision_log.close()
 
     def reconfigure(self, config: Config) -> None:
         """Serve another configuration from now on. Streams of instances that are gone go on to their end.
