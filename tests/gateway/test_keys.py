@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from gateway_clients import CHAT, RawClient, chat, metrics, until
+from headway.cli.validate import validate
 from headway.config import Config
 from headway.config.keys import load_keys
 from headway.errors import ConfigError
@@ -335,3 +336,24 @@ def test_wrong_keys_are_refused_without_being_shown(keys: dict[str, object], wor
         pool([{"name": "m"}], [{"id": "a", "model": "m", "api_base": "http://x/v1"}], keys=keys)
     assert caught.value.key.startswith("keys")
     assert "hw-in-clear" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ({"server": {"host": "0.0.0.0"}}, "open to the network, and no keys are configured"),
+        ({"keys": {"clients": [{"name": "a", "key": "env:NOT_SET_2"}]}}, "NOT_SET_2 is not set"),
+        ({"keys": {"clients": [{"name": "a", "sha256": "a" * 64}]}}, "no admin key"),
+        ({}, None),
+    ],
+)
+def test_validate_warns_of_open_doors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rest: dict[str, object], words: str | None
+) -> None:
+    """``headway validate`` tells what a start would warn of or refuse, without being a start."""
+    path = tmp_path / "pool.yaml"
+    instance = {"id": "a", "model": "m", "api_base": "http://x/v1"}
+    path.write_text(json.dumps({"models": [{"name": "m"}], "instances": [instance], **rest}))
+    assert validate(path, json=True) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert [words in warning for warning in warnings] == ([] if words is None else [True])

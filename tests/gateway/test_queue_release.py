@@ -140,3 +140,21 @@ async def test_the_hopeless_are_answered_in_the_end(
                 assert response.headers["x-headway-slo"] == "infeasible"
                 if status == 429:
                     assert float(response.headers["x-headway-best-ttft-ms"]) > 0
+
+
+@pytest.mark.parametrize("policy", sorted(name for name, row in POLICIES.items() if row.holds))
+async def test_every_holding_policy_serves(session: aiohttp.ClientSession, policy: str) -> None:
+    """Whatever its rule, a burst of forty on two engines is answered whole, and nothing stays held or booked."""
+    async with engines(("a", "h100-qwen3-8b", "small"), ("b", "h100-qwen3-32b", "small")) as made:
+        for engine in made:
+            engine.publish()
+            engine.upstream.script = Reply(num_tokens=2, delay_s=0.02)
+        config = engine_pool(made, routing={"policy": policy, "default_ttft_ms": 2000})
+        async with running_gateway(config) as gateway:
+            statuses = await asyncio.gather(
+                *(post(session, gateway, f"{policy}-{number}", max_tokens=50) for number in range(40))
+            )
+            assert statuses == [200] * 40
+            assert len(gateway.gateway.queue) == 0
+            assert [view.num_outstanding for view in gateway.gateway.fleet.views] == [0, 0]
+            assert 'headway_queue_left_total{how="released"} 40.0' in await metrics(session, gateway)

@@ -260,3 +260,31 @@ def test_estimates_are_made_only_for_who_is_looked_at() -> None:
     queue = admitted(router, *(query(name=f"q{number}") for number in range(50)))
     router.release(queue, 0.0)
     assert set(asked) == {"q0"}
+
+
+def test_a_long_queue_is_looked_at_in_turns() -> None:
+    """Of a thousand infeasible queries 48 are judged per call, and every one of them before long."""
+    slow = instance("a", step_time=SLOW)
+    router = Router(
+        fleet=FleetView([slow], stale_after_s=1e6),
+        models=MODELS,
+        policy=make_policy("bear", rng=np.random.default_rng(0)),
+        estimator=make_estimator("replay"),
+        predictor=PriorPredictor(MODELS),
+        on_infeasible="queue",
+    )
+    router.observe(snapshot("a", *[30_000] * 8), 0.0)
+    asked: list[str] = []
+    estimate = router._estimator.estimate
+
+    def counting(one: Query, *rest: object) -> object:
+        asked.append(one.id)
+        return estimate(one, *rest)  # type: ignore[arg-type]
+
+    router._estimator.estimate = counting  # type: ignore[method-assign,assignment]
+    queue = admitted(router, *(query(name=f"q{number}", target_s=0.01) for number in range(1000)))
+    assert router.release(queue, 0.0) == []
+    assert len(asked) == 48
+    for _ in range(31):
+        router.release(queue, 0.0)
+    assert len(set(asked)) == 1000

@@ -170,6 +170,7 @@ class AdminRoutes:
             "healthy": view.healthy,
             "breaker": gateway.health.breakers[instance.id].state,
             "draining": view.draining,
+            "resting": view.resting,
             "outstanding": view.num_outstanding,
             "estimate": estimate,
             "snapshots": None if source is None else source.place,
