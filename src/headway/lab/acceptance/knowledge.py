@@ -100,11 +100,12 @@ def _oracle_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
     for name, knowledge, known, bound in _ORACLES:
         theirs = results.figures(bear(settings, knowledge=knowledge), rates, settings.seeds).mean(axis=0).tolist()
         claim = f"share of the OnTimeUtility of {name} (bear with {known}) that bear reaches"
-        rows.append(row(f"A15-{name}", claim, setting, _plus_one(paired_gain(ours, theirs)), at_least=bound))
+        rows.append(row(f"A15-{name}", claim, setting, share_of(paired_gain(ours, theirs)), at_least=bound))
     return rows
 
 
-def _plus_one(gain: Interval) -> Interval:
+def share_of(gain: Interval) -> Interval:
+    """A relative gain as the share of the other's that is reached."""
     low, high = gain.low, gain.high
     return Interval(1.0 + gain.value, None if low is None else 1.0 + low, None if high is None else 1.0 + high)
 
@@ -130,19 +131,20 @@ class Bound(Struct, frozen=True, kw_only=True):
         return fluid_bound(workload_of(unit), pool_of(), self.rate_per_s).utility
 
 
-def _bound(settings: Settings, seed: int) -> Bound:
+def bound_unit(settings: Settings, seed: int) -> Bound:
+    """The bound at 8 queries per second on one seed."""
     return Bound(rate_per_s=settings.nearest(8.0), seed=seed, num_queries=settings.num_fluid_queries)
 
 
 def _bound_needs(settings: Settings) -> Sequence[Unit[object]]:
     runs = grid([bear(settings)], [settings.nearest(8.0)], settings.seeds)
-    return [*runs, *(_bound(settings, seed) for seed in settings.seeds)]
+    return [*runs, *(bound_unit(settings, seed) for seed in settings.seeds)]
 
 
 def _bound_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
     rate = settings.nearest(8.0)
     ours = [on_time(one) for one in results.scores(bear(settings), rate, settings.seeds)]
-    bounds = [results.of(_bound(settings, seed)) for seed in settings.seeds]
+    bounds = [results.of(bound_unit(settings, seed)) for seed in settings.seeds]
     shares = [mine / bound for mine, bound in zip(ours, bounds, strict=True)]
     setting = settings.describe(
         f"{rate:g} qps, bound over {settings.num_fluid_queries} queries per seed, fallback {DEFAULT_FALLBACK}"

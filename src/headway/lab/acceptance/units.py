@@ -33,7 +33,14 @@ from headway.lab.references import (
 )
 from headway.lab.simulate import Sight, simulate
 from headway.lab.truth import draw_ttft_targets, stream
-from headway.lab.workload import LAMBDA_PER_MUSD, Workload, WorkloadSpec, four_task_workload
+from headway.lab.workload import (
+    CHAT_HEAVY,
+    EQUAL_SHARES,
+    LAMBDA_PER_MUSD,
+    Workload,
+    WorkloadSpec,
+    four_task_workload,
+)
 from headway.policy.base import HoldingPolicy, Policy
 from headway.policy.options import Option
 from headway.policy.registry import make_policy
@@ -57,6 +64,7 @@ class Player(NamedTuple):
 
 PLAYERS: dict[str, Player] = {
     "bear": Player("bear", "replay", reads_targets=True),
+    "priced_bear": Player("priced_bear", "replay", reads_targets=True),
     "bear_throughput": Player("bear_throughput", "prefill_throughput", reads_targets=True),
     "bear_lagrangian": Player("bear_lagrangian", "replay"),
     "round_robin": Player("round_robin", None),
@@ -94,6 +102,7 @@ class Play(Struct, frozen=True, kw_only=True):
     pair: tuple[str, str] | None = None
     burst_ratio: float = 1.0
     lambda_per_musd: float = LAMBDA_PER_MUSD
+    mix: Literal["equal", "chat_heavy"] = "equal"
     sight: Sight = Sight()
     num_routers: int = 1
     length_rule: Literal["survival", "plain"] = "survival"
@@ -174,6 +183,7 @@ def workload_of(unit: Play) -> Workload:
         knowledge=unit.knowledge,
         burst_ratio=unit.burst_ratio,
         lambda_per_musd=unit.lambda_per_musd,
+        mix=unit.mix,
     )
     return _workload(queries)
 
@@ -191,7 +201,7 @@ def _workload(unit: Play) -> Workload:
         target_slope_ms_per_token=unit.slope,
         lambda_per_musd=unit.lambda_per_musd,
     )
-    work = four_task_workload(arrival_s, spec)
+    work = four_task_workload(arrival_s, spec, shares=CHAT_HEAVY if unit.mix == "chat_heavy" else EQUAL_SHARES)
     if unit.knowledge in ("predicted", "label", "clock"):
         return work
     if unit.knowledge == "costs":
