@@ -10,8 +10,9 @@ are told in numbers; nothing is hidden.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
-from statistics import median
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -42,15 +43,44 @@ class Residual(Struct, frozen=True):
 
 
 class _Watched:
-    """One instance: logarithms of its last ratios, and what they have led to."""
+    """One instance: logarithms of its last ratios, in the order they came and in that of their size, and what they
+    have led to. Both orders, because an outcome comes with every answer and must cost microseconds."""
 
-    __slots__ = ("correction", "logs", "num_since_lost", "trusted")
+    __slots__ = ("_by_size", "_window", "correction", "logs", "num_since_lost", "trusted")
 
     def __init__(self, window: int) -> None:
-        self.logs: deque[float] = deque(maxlen=window)
+        self._window = window
+        self.logs: deque[float] = deque()
+        self._by_size: list[float] = []
         self.trusted = True
         self.num_since_lost = 0
         self.correction = 1.0
+
+    def add(self, log: float) -> None:
+        """Take the newest in the place of the oldest."""
+        if len(self.logs) == self._window:
+            del self._by_size[bisect_left(self._by_size, self.logs.popleft())]
+        self.logs.append(log)
+        insort(self._by_size, log)
+
+    def keep_last(self, num: int) -> None:
+        """Forget all but the last ``num``."""
+        self.logs = deque(list(self.logs)[-num:])
+        self._by_size = sorted(self.logs)
+
+    @property
+    def middle(self) -> float:
+        """The median."""
+        return _middle(self._by_size)
+
+    def spread(self, middle: float) -> float:
+        """The median distance from ``middle``."""
+        return _middle(sorted([abs(one - middle) for one in self._by_size]))
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 class ResidualGate:
@@ -72,7 +102,7 @@ class ResidualGate:
         if watched is None:
             watched = self._watched[instance_id] = _Watched(self._window)
         if math.isfinite(replayed_s) and replayed_s > 0 and observed_s > 0 and max(replayed_s, observed_s) >= FLOOR_S:
-            watched.logs.append(math.log(observed_s / replayed_s))
+            watched.add(math.log(observed_s / replayed_s))
             self._judge(watched)
         return self.residual(instance_id)
 
@@ -86,7 +116,7 @@ class ResidualGate:
         if watched is None:
             return Residual(None, 0, True)
         num_pairs = len(watched.logs)
-        ratio = math.exp(median(watched.logs)) if num_pairs >= self._min_pairs else None
+        ratio = math.exp(watched.middle) if num_pairs >= self._min_pairs else None
         return Residual(ratio, num_pairs, watched.trusted, watched.correction)
 
     def _judge(self, watched: _Watched) -> None:
@@ -94,26 +124,24 @@ class ResidualGate:
         if len(logs) < self._min_pairs:
             return
         if watched.trusted:
-            watched.trusted = abs(median(logs)) <= self._log_band
+            watched.trusted = abs(watched.middle) <= self._log_band
             watched.num_since_lost = 0
         else:
             watched.num_since_lost += 1
             last = list(logs)[-min(_OF_LAST, watched.num_since_lost) :]
             if sum(abs(one) <= self._log_band for one in last) >= _NUM_GOOD:
                 watched.trusted = True
-                logs.clear()  # what led to the loss is no longer true
-                logs.extend(last)
-        if self._correcting and len(logs) >= _MIN_CORRECTED:
-            step = _GAIN * (math.log(_wanted(logs)) - math.log(watched.correction))
+                watched.keep_last(len(last))  # what led to the loss is no longer true
+        if self._correcting and len(watched.logs) >= _MIN_CORRECTED:
+            step = _GAIN * (_wanted(watched) - math.log(watched.correction))
             low, high = CORRECTION_BOUNDS
             watched.correction = min(max(watched.correction * math.exp(step), low), high)
 
 
-def _wanted(logs: deque[float]) -> float:
-    """The factor that the pairs are sure of: all of a median that stands out, the less of it the less it does."""
-    middle = median(logs)
-    spread = 1.4826 * median([abs(one - middle) for one in logs])
-    unsure = _STANDARD_ERRORS * 1.2533 * spread / math.sqrt(len(logs))
-    if abs(middle) <= unsure:
-        return 1.0
-    return math.exp(middle * (1.0 - (unsure / middle) ** 2))
+def _wanted(watched: _Watched) -> float:
+    """Logarithm of the factor that the pairs are sure of: all of a median that stands out, the less of it the less it
+    does."""
+    middle = watched.middle
+    spread = 1.4826 * watched.spread(middle)
+    unsure = _STANDARD_ERRORS * 1.2533 * spread / math.sqrt(len(watched.logs))
+    return 0.0 if abs(middle) <= unsure else middle * (1.0 - (unsure / middle) ** 2)
