@@ -45,6 +45,7 @@ class Router:
     that bring none. ``on_infeasible`` says what happens when no instance is expected to meet the target: the policy's
     best effort, a rejection, or (``queue``) holding the query until one is. A policy that has ``bind(fleet)`` is bound
     to ``fleet`` here. ``correcting`` stretches replayed times by what observed ones say (``estimate.residual``).
+    Without ``explaining`` decisions carry no sentence that tells their reason: nobody reads a million of them.
 
     Raises:
         ConfigError: an instance names a model that ``models`` lacks, or an option of the policy an unknown instance.
@@ -63,6 +64,7 @@ class Router:
         on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort",
         config_hash: str = "",
         correcting: bool = True,
+        explaining: bool = True,
     ) -> None:
         self.fleet = fleet
         self.residuals = ResidualGate(correcting=correcting)
@@ -76,6 +78,7 @@ class Router:
         self._default_ttft_s = default_ttft_s
         self._reject = on_infeasible == "reject"
         self._config_hash = config_hash
+        self._explaining = explaining
         self._places: list[Place] = []
         for index, view in enumerate(fleet.views):
             instance = view.instance
@@ -272,11 +275,14 @@ class Router:
                 refusal = NoInstanceError(f"policy {self._policy.name} chose none of {len(eligible)} instances")
         if chosen is not None and self._charged is not None:
             weighed = weighed._replace(candidates=self._charged(candidates))
-        reason = str(refusal) if chosen is None else reason_of(self._policy.name, weighed, chosen)
+        reason = str(refusal) if chosen is None else self._reason(weighed, chosen)
         decision = self._decision(query, weighed, chosen, reason)
         if isinstance(refusal, RoutingError):
             decision = msgspec.structs.replace(decision, retry_after_s=refusal.retry_after_s)
         return decision, refusal
+
+    def _reason(self, weighed: Weighed, chosen: int) -> str:
+        return reason_of(self._policy.name, weighed, chosen) if self._explaining else ""
 
     def _estimates(self, query: Query, now: float) -> Sequence[Estimate]:
         counts = query.prompt_tokens  # an instance outside the candidates is estimated with the rest, and not looked at
@@ -349,7 +355,7 @@ class Router:
             raise ValueError(
                 f"policy {self._policy.name} released {query.id!r} to {release.instance_id!r}, where it may not go"
             )
-        reason = reason_of(self._policy.name, weighed, chosen)
+        reason = self._reason(weighed, chosen)
         held_s = now - held_since_s
         decision = self._decision(
             query, weighed, chosen, f"{reason}; held {milliseconds(held_s)} until {release.reason}", held_s=held_s

@@ -157,6 +157,7 @@ class _Run:
                 predictor=PriorPredictor(pool.cards),  # never asked: predictions come with the queries
                 lambda_per_musd=workload.lambda_per_musd,
                 on_infeasible=on_infeasible,
+                explaining=False,
                 correcting=correcting,
             )
             for policy, estimator in routed
