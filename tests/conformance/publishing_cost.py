@@ -55,23 +55,36 @@ class Engine:
         self.name = name
         self.times_us: list[float] = []
         for number in range(NUM_RUNNING + NUM_WAITING):
-            request = {
-                "request_id": f"chatcmpl-{number:032x}-{number:08x}", "prompt_tokens": 256, "max_tokens": 7000,
-                "arrival_s": 1.7e9 + number, "priority": 0,
-            }  # fmt: skip
-            self.scheduler.add_request(worker.build_request(request, LIMITS["max_model_len"]))
+            self.scheduler.add_request(long_request(number))
 
     def step(self) -> None:
-        """One step; every request of the batch gets an ordinary token, nobody ends."""
-        import worker
+        """One step; every request of the batch whose prompt is done gets a token, nobody ends."""
+        from vllm.v1.outputs import ModelRunnerOutput
 
         started_ns = time.thread_time_ns()
         output = self.scheduler.schedule()
         lasted_ns = time.thread_time_ns() - started_ns
-        sampled = worker.sample(self.scheduler, output, dict.fromkeys(output.num_scheduled_tokens, 10**6))
+        ids = list(output.num_scheduled_tokens)
+        tokens = [[] if self.scheduler.requests[request_id].is_prefill_chunk else [5] for request_id in ids]
+        places = {request_id: place for place, request_id in enumerate(ids)}
+        sampled = ModelRunnerOutput(req_ids=ids, req_id_to_index=places, sampled_token_ids=tokens)
         started_ns = time.thread_time_ns()
         self.scheduler.update_from_output(output, sampled)
         self.times_us.append((lasted_ns + time.thread_time_ns() - started_ns) / 1e3)
+
+
+def long_request(number: int) -> Any:
+    """A request of vLLM's that outlives the measurement, with an id as long as vLLM's own."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    return Request(
+        request_id=f"chatcmpl-{number:032x}-{number:08x}",
+        prompt_token_ids=[5] * 256,
+        sampling_params=SamplingParams(max_tokens=7000, ignore_eos=True),
+        pooling_params=None,
+        arrival_time=1.7e9 + number,
+    )
 
 
 def inside(num_steps: int) -> dict[str, dict[str, float]]:

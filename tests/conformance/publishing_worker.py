@@ -22,6 +22,8 @@ from unittest.mock import patch
 
 import worker
 from vllm.config import ModelConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import init_none_hash
 
 import headway.engines.vllm as publishing
 from headway.snapshot.shared_memory import SharedMemoryReader, SharedMemoryWriter
@@ -229,6 +231,7 @@ def publish(model: ModelConfig, job: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     jobs = {"play": play, "publish": publish}
+    init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(worker.TINY_MODEL))
         model = ModelConfig(model=directory, skip_tokenizer_init=True, max_model_len=4096, dtype="bfloat16", seed=0)

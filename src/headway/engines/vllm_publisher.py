@@ -81,6 +81,7 @@ class EnginePublisher:
     def added(self, request: VllmRequest) -> None:
         """A request came in."""
         self._is_shown = False
+        self._state.queue_changed()
         if self._steps is not None:
             self._steps.added(request)
 
@@ -88,6 +89,7 @@ class EnginePublisher:
     def aborted(self, requests: Sequence[VllmRequest]) -> None:
         """Requests were taken out from outside."""
         self._is_shown = False
+        self._state.queue_changed()
         if self._steps is not None:
             for request in requests:
                 self._steps.cancelled(request)

@@ -116,7 +116,8 @@ class SchedulerState:
         self._running_requests: list[VllmRequest] = []
         self._fixed_columns: list[list[Any]] = [[] for _ in _FIXED]
         self._preempted: list[VllmRequest] = []
-        self._waiting_requests: list[VllmRequest] = []
+        self._running_changed = True
+        self._waiting_sizes = 0, 0
         self._waiting_changed = True
         self._waiting: list[Row] = []
 
@@ -148,7 +149,12 @@ class SchedulerState:
             found += [(name, tokens) for name, tokens in counts if name in again.resumed_req_ids]
         for request_id, tokens in found:
             self._row(self.request(request_id))[_CACHED] = tokens
+            self._running_changed = self._waiting_changed = True
         return [(request_id, tokens) for request_id, tokens in found if tokens]
+
+    def queue_changed(self) -> None:
+        """Note that requests came or were taken out. (Who is admitted, preempted or ends is noticed without that.)"""
+        self._waiting_changed = True
 
     def preempted(self, request: VllmRequest) -> None:
         """Note that a request lost its blocks and waits again."""
@@ -159,10 +165,10 @@ class SchedulerState:
     def running(self, scheduled: Mapping[str, int]) -> list[Row]:
         """The running requests in admission order; ``scheduled`` are the tokens of the batch in flight by request."""
         requests: list[VllmRequest] = self.scheduler.running
-        if requests != self._running_requests:
+        if self._running_changed or requests != self._running_requests:
             rows = [self._row(request) for request in requests]
             self._fixed_columns = [[row[place] for row in rows] for place in _FIXED]
-            self._running_requests = list(requests)
+            self._running_requests, self._running_changed = list(requests), False
         ids, prompts, max_tokens, priorities, arrivals, cached = self._fixed_columns
         computed, outputs = map(_computed_tokens, requests), map(_output_tokens, requests)
         blocks, shares = self._num_blocks(ids), map(scheduled.get, ids, repeat(0))
@@ -170,21 +176,25 @@ class SchedulerState:
         return list(zip(*columns, strict=True))
 
     def waiting(self) -> list[Row]:
-        """The waiting requests in the order in which they would be admitted; the same list while nothing changed."""
+        """The waiting requests in the order in which they would be admitted; the same list while nothing changed.
+
+        Most of the time nothing did, and then none of them is touched: they lie far apart in memory.
+        """
         scheduler = self.scheduler
         # Those that hold blocks (loaded from elsewhere, or between two turns) are always served first.
-        ahead = list(scheduler.kv_holding_waiting)
+        ahead = scheduler.kv_holding_waiting
         queue = scheduler.waiting._heap if self._by_priority else scheduler.waiting
-        requests: list[VllmRequest] = [*ahead, *queue]
         if self._preempted:
             self._settle()
-        if self._caches and requests:
-            self._look_up(requests)
-        if self._waiting_changed or requests != self._waiting_requests:
-            rows: list[Row] = [self._row(request) for request in requests]
+        if self._caches and (ahead or queue):
+            self._look_up([*ahead] or queue)
+        sizes = len(ahead), len(queue)
+        if self._waiting_changed or sizes != self._waiting_sizes:
+            rows: list[Row] = [self._row(request) for request in queue]
             if self._by_priority:
-                rows[len(ahead) :] = sorted(rows[len(ahead) :], key=_priority_order)
-            self._waiting, self._waiting_requests, self._waiting_changed = rows, requests, False
+                rows.sort(key=_priority_order)
+            self._waiting = [*(self._row(request) for request in ahead), *rows]
+            self._waiting_sizes, self._waiting_changed = sizes, False
         return self._waiting
 
     def _num_blocks(self, ids: Iterable[str]) -> Iterable[int]:
