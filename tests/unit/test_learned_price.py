@@ -35,22 +35,23 @@ def test_the_steps_come_to_the_duals_of_the_fluid_problem() -> None:
     optimize = pytest.importorskip("scipy.optimize", reason="the optimum needs the extra 'lab'")
     rng = np.random.default_rng(4)
     num, kinds, resources = 400, 2, 2
-    utilities, demands = rng.uniform(0, 1, (num, kinds)), rng.uniform(0.1, 1, (num, kinds, resources))
-    there = np.array([[0.10, 0.5], [0.12, 0.5]])
+    utilities, demands = rng.uniform(0, 1, (kinds, num)), rng.uniform(0.1, 1, (resources, kinds, num))
+    there = np.array([[0.10, 0.12], [0.5, 0.5]])
     rows = [
-        np.where(np.arange(kinds)[None, :] == kind, demands[:, :, resource], 0.0).ravel()
-        for kind in range(kinds)
+        np.where(np.arange(kinds)[:, None] == kind, demands[resource], 0.0).ravel()
         for resource in range(resources)
+        for kind in range(kinds)
     ]
-    rows += [np.eye(num)[one].repeat(kinds) for one in range(num)]
+    rows += [np.tile(np.eye(num)[one], kinds) for one in range(num)]
     limits = np.concatenate((there.ravel() * num, np.ones(num)))
     best = optimize.linprog(-utilities.ravel(), A_ub=np.array(rows), b_ub=limits, method="highs")
-    prices = np.zeros((kinds, resources))
+    prices = np.zeros((resources, kinds))
     for step in (0.05, 0.01, 0.002, 0.0005):
         prices = subgradient_steps(prices, utilities, demands, there, step, num_steps=300)
-    value = (there * prices).sum() + np.maximum((utilities - (demands * prices).sum(-1)).max(1), 0.0).mean()
+    margins = utilities - (demands * prices[:, :, None]).sum(axis=0)
+    value = (there * prices).sum() + np.maximum(margins.max(axis=0), 0.0).mean()
     assert value * num == pytest.approx(-best.fun, rel=2e-3)
-    duals = -best.ineqlin.marginals[: kinds * resources].reshape(kinds, resources)
+    duals = -best.ineqlin.marginals[: kinds * resources].reshape(resources, kinds)
     assert np.abs(prices - duals).max() < 0.03
 
 

@@ -79,17 +79,17 @@ class LearnedPrice:
             self._kinds[known[name]].members.append(position)
             self._kind_of[one.id] = known[name]
         num = len(self._kinds)
-        self._utilities = np.full((self._window, num), -np.inf)
-        self._demands = np.zeros((self._window, num, _NUM_RESOURCES))
+        self._utilities = np.full((num, self._window), -np.inf)
+        self._demands = np.zeros((_NUM_RESOURCES, num, self._window))
         self._at_s = np.zeros(self._window)
-        self._prices = np.zeros((num, _NUM_RESOURCES))
+        self._prices = np.zeros((_NUM_RESOURCES, num))
         self._listed: list[list[float]] = self._prices.tolist()
         self._num_seen = 0
 
     def prices(self, instance_id: str) -> tuple[float, float]:
         """Utility per second of an instance's work, and per second of its whole memory."""
-        work, memory = self._listed[self._kind_of[instance_id]]
-        return work, memory
+        number = self._kind_of[instance_id]
+        return self._listed[0][number], self._listed[1][number]
 
     def charges(
         self, query: Query, candidates: Sequence[Candidate], works_s: Sequence[float | None], now: float
@@ -100,6 +100,7 @@ class LearnedPrice:
         utilities = [-np.inf] * len(self._kinds)
         demands: list[tuple[float, float]] = [(0.0, 0.0)] * len(self._kinds)
         charged = []
+        by_work, by_memory = self._listed
         for candidate, work_s in zip(candidates, works_s, strict=True):
             number = self._kind_of[candidate.instance_id]
             kind, prompt_tokens, output_tokens = self._kinds[number], candidate.prompt_tokens, candidate.output_tokens
@@ -110,8 +111,8 @@ class LearnedPrice:
                 demands[number] = kind.demands(float(prompt_tokens), output_tokens)
             if candidate.verdict in CHOOSABLE and _in_time_alone(kind, query, prompt_tokens):
                 utilities[number] = candidate.utility
-            (work_price, memory_price), (work, memory) = self._listed[number], demands[number]
-            charged.append(0.0 if work_s is None else work_price * work + memory_price * memory)
+            work, memory = demands[number]
+            charged.append(0.0 if work_s is None else by_work[number] * work + by_memory[number] * memory)
         self._learn(utilities, demands, now)
         return charged
 
@@ -120,7 +121,8 @@ class LearnedPrice:
 
     def _learn(self, utilities: Sequence[float], demands: Sequence[tuple[float, float]], now: float) -> None:
         place = self._num_seen % self._window
-        self._utilities[place], self._demands[place], self._at_s[place] = utilities, demands, now
+        self._utilities[:, place], self._demands[:, :, place] = utilities, list(zip(*demands, strict=True))
+        self._at_s[place] = now
         self._num_seen += 1
         if self._num_seen >= MIN_QUERIES and self._num_seen % EVERY == 0:
             self._update(now)
@@ -133,8 +135,8 @@ class LearnedPrice:
         views = self._fleet.views
         present = [sum(views[one].healthy and not views[one].draining for one in kind.members) for kind in self._kinds]
         # Of a kind that is gone there is next to nothing: its price rises out of reach, as nobody may go there anyway.
-        there = self._planned_share * seconds_per_query * np.maximum(present, 1e-3)[:, None]
-        utilities, demands = self._utilities[:num], self._demands[:num]
+        there = self._planned_share * seconds_per_query * np.maximum(present, 1e-3)
+        utilities, demands = self._utilities[:, :num], self._demands[:, :, :num]
         self._prices = subgradient_steps(self._prices, utilities, demands, there, self._step)
         self._listed = self._prices.tolist()
 
@@ -150,15 +152,16 @@ def subgradient_steps(
 ) -> NDArray[np.float64]:
     """The prices after ``num_steps`` steps down the dual, each kept at 0 or above.
 
-    Shapes: prices (K, R), utilities (N, K) with −inf where a query may not go, demands (N, K, R), there (K, 1) or
-    (K, R) per query. The slope is taken relative to ``there``, so that ``step`` means the same on every kind.
+    Shapes: prices (R, K), utilities (K, N) with −inf where a query may not go, demands (R, K, N), there (K,) or (R, K)
+    per query. The slope is taken relative to ``there``, so that ``step`` means the same on every kind.
     """
+    scale = 1.0 / (there * utilities.shape[1])
     for _ in range(num_steps):
-        margins = utilities - (demands * prices).sum(axis=-1)
-        best = margins.max(axis=1, keepdims=True)
-        taken = (margins == best) & (best > 0.0)
-        used = (demands * taken[..., None]).mean(axis=0)
-        prices = np.maximum(0.0, prices - step * (there - used) / there)
+        margins = utilities - np.einsum("rkn,rk->kn", demands, prices)
+        best = margins.max(axis=0)
+        taken = ((margins == best) & (best > 0.0)).astype(np.float64)
+        used = np.einsum("rkn,kn->rk", demands, taken)
+        prices = np.maximum(0.0, prices - step * (1.0 - used * scale))
     return prices
 
 
