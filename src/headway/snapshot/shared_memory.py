@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from headway._core import SeqlockReader, SeqlockWriter
-from headway.errors import ConfigError, SnapshotError
+from headway.errors import ConfigError, SnapshotError, SnapshotTornError
 from headway.snapshot import wire
 from headway.types import Snapshot
 
@@ -146,7 +146,12 @@ class SharedMemoryReader:
         write = slot.sequence()
         if write == self._last_write:
             return None
-        payload = slot.read()
+        try:
+            payload = slot.read()
+        except SnapshotTornError:
+            if self._follow() is slot:
+                raise
+            return self.poll()  # the engine that died inside it has a successor with a segment of its own
         self._last_write = write  # also when the bytes are bad: they are reported once, not on every poll
         if payload is None:
             return None
