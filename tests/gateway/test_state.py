@@ -182,6 +182,19 @@ async def test_a_mismatch_with_the_profile_is_shown(session: aiohttp.ClientSessi
     assert row["engine_version"] == "vllm-0.32.0"
 
 
+async def test_an_engine_nobody_checked_is_shown(session: aiohttp.ClientSession) -> None:
+    """A version outside the configured one, and what the engine says was never compared, stand in one problem."""
+    async with engines(("a", "h100-qwen3-8b", "small")) as made:
+        made[0].publish(engine_version="vllm-0.33.0", unchecked=["vLLM 0.33.0 (only on 0.32.0)", "LoRA adapters"])
+        async with running_gateway(pool_of(made)) as gateway:
+            async with session.get(gateway.url + "/instances") as response:
+                row = (await response.json())["instances"][0]
+    assert row["problem"] == (
+        "the engine is vllm-0.33.0, the configuration says vllm-0.32; "
+        "the replay was never checked on vLLM 0.33.0 (only on 0.32.0), LoRA adapters"
+    )
+
+
 async def test_gauges_are_polled_off_the_request_path(session: aiohttp.ClientSession) -> None:
     """vLLM with neither snapshots nor profile: its own gauges are read and shown, its estimate is queueing."""
     text = (
