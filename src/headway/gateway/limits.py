@@ -51,13 +51,13 @@ class Window:
     def correct(self, entry: list[float], amount: float, now: float) -> None:
         """What an entry really was. One that has left the window already counts no more."""
         self._forget(now)
-        if entry[0] >= now - WINDOW_S:
+        if entry[0] > now - WINDOW_S:
             self.total += amount - entry[1]
         entry[1] = amount
 
     def _forget(self, now: float) -> None:
         entries = self._entries
-        while entries and entries[0][0] < now - WINDOW_S:
+        while entries and entries[0][0] <= now - WINDOW_S:
             self.total -= entries.popleft()[1]
         if not entries:
             self.total = 0.0  # no rounding error outlives the entries
