@@ -38,7 +38,7 @@ class Window:
         for time_s, taken in self._entries:
             excess -= taken
             if excess <= 0.0:
-                return max(time_s + WINDOW_S - now, 0.0)
+                return max(time_s + WINDOW_S - now, 1e-9)
         return 0.0
 
     def take(self, amount: float, now: float) -> list[float]:
