@@ -91,17 +91,28 @@ def test_a_request_given_up_without_a_token_counts_as_at_least_that_slow() -> No
     assert ask(fine, fleet, 3.0).ttft_s == 0.5
 
 
-def test_requests_beyond_the_usual_number_under_way_spread_the_next_ones() -> None:
+def test_requests_beyond_the_usual_number_that_waits_spread_the_next_ones() -> None:
     """Each 25 beyond what the window shows (Little's law) add the median once more; the usual number adds nothing."""
     fleet, estimator = FleetView([HOSTED]), history()
-    for tick in range(41):  # ten completions per second of two seconds each: twenty under way
-        estimator.observe(ended(0.4, 2.0), HOSTED, tick / 10)
+    for tick in range(41):  # ten answers begin per second, after two seconds each: twenty wait
+        estimator.observe(ended(2.0, 9.0), HOSTED, tick / 10)
     book(fleet, "api", 20, now=4.0)
-    assert ask(estimator, fleet, 4.0).ttft_s == pytest.approx(0.4, rel=0.01)
+    assert ask(estimator, fleet, 4.0).ttft_s == pytest.approx(2.0, rel=0.01)
     book(fleet, "api", 25, now=4.0, tag="s")
     crowded = ask(estimator, fleet, 4.0)
-    assert crowded.ttft_s == pytest.approx(0.8, rel=0.05)
-    assert crowded.wait_s == pytest.approx(crowded.ttft_s - 0.4)
+    assert crowded.ttft_s == pytest.approx(4.0, rel=0.05)
+    assert crowded.wait_s == pytest.approx(crowded.ttft_s - 2.0)
+
+
+def test_answers_under_way_are_no_queue() -> None:
+    """T1: however many streams are being answered, they do not make the next first token later."""
+    fleet, estimator = FleetView([HOSTED]), history()
+    for second in range(3):
+        estimator.observe(ended(0.2, 9.0), HOSTED, float(second))
+    book(fleet, "api", 100, now=3.0)
+    for number in range(100):
+        fleet.first_token_seen(f"r{number}", 3.2)
+    assert ask(estimator, fleet, 4.0).ttft_s == 0.2
 
 
 def test_estimating_changes_nothing() -> None:

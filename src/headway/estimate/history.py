@@ -1,10 +1,10 @@
 """Time to first token by what an instance was seen to do lately: all there is of a hosted API, and of a lost replay.
 
 Recent times to first token, their median and 90 % quantile, and how they rise with the prompt where the window shows
-that. Medians throughout: one slow cold start must not condemn an instance. Requests under way count too: beyond the
-usual number they add to the wait, and where none of them has been answered for longer than usual the instance is taken
-to be at least that slow, so that one which accepts and never answers gets nothing more. It refuses to speak from fewer
-than three samples; another estimator does then.
+that. Medians throughout: one slow cold start must not condemn an instance. Requests that wait for their first token
+count too, those that are being answered do not: beyond the usual number they add to the wait, and where none of them
+has been answered for longer than usual the instance is taken to be at least that slow, so that one which accepts and
+never answers gets nothing more. It refuses to speak from fewer than three samples; another estimator does then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Seen(NamedTuple):
     token_s: float
     least_s: float
     beyond_p90_s: float
-    usual_outstanding: float
+    usual_waiting: float
     expires_s: float
 
     def ttft_s(self, prompt_tokens: int) -> float:
@@ -57,11 +57,11 @@ class _Seen(NamedTuple):
 
 
 class _Window:
-    """Recent outcomes of one instance: times to first token, and (end time, total time)."""
+    """Recent outcomes of one instance: times to first token, and (end time, time until anything of it was seen)."""
 
     def __init__(self) -> None:
         self.samples: deque[_Sample] = deque(maxlen=_WINDOW_SAMPLES)
-        self.totals: deque[tuple[float, float]] = deque(maxlen=_WINDOW_SAMPLES)
+        self.waits: deque[tuple[float, float]] = deque(maxlen=_WINDOW_SAMPLES)
         self.is_new = False
         self._seen: _Seen | None = None
 
@@ -89,25 +89,25 @@ class _Window:
             token_s=token_s,
             least_s=min(one.ttft_s for one in fresh),
             beyond_p90_s=rests[math.ceil(0.9 * len(rests)) - 1] - base_s,
-            usual_outstanding=self._usual_outstanding(since_s),
+            usual_waiting=self._usual_waiting(since_s),
             expires_s=fresh[-MIN_SAMPLES].end_s + max_age_s,
         )
 
-    def _usual_outstanding(self, since_s: float) -> float:
-        """Little's law over the window: completions per second × their mean time under way."""
-        fresh = [(end_s, total_s) for end_s, total_s in self.totals if end_s >= since_s]
+    def _usual_waiting(self, since_s: float) -> float:
+        """Little's law over the window: outcomes per second × the mean time for which they waited."""
+        fresh = [(end_s, wait_s) for end_s, wait_s in self.waits if end_s >= since_s]
         if not fresh:
             return 0.0
-        totals = [total_s for _, total_s in fresh]
-        span_s = max(fresh[-1][0] - fresh[0][0], *totals, 1e-3)
-        return sum(totals) / span_s
+        waits = [wait_s for _, wait_s in fresh]
+        span_s = max(fresh[-1][0] - fresh[0][0], *waits, 1e-3)
+        return sum(waits) / span_s
 
 
 class HistoryEstimator:
     """The median of the last 64 times to first token within ``max_age_s``; ``fallback`` before three of them.
 
-    Each 25 requests beyond the number usually under way add it once more, so that simultaneous requests spread. A slow
-    instance that gets no traffic is forgotten after ``max_age_s`` and thereby tried again.
+    Each 25 requests beyond the number that usually waits for a first token add it once more, so that simultaneous
+    requests spread. A slow instance that gets no traffic is forgotten after ``max_age_s`` and thereby tried again.
     """
 
     name = "history"
@@ -129,7 +129,7 @@ class HistoryEstimator:
             found = self._fallback.estimate_one(view, prompt_tokens, now)
         else:
             usual_s = seen.ttft_s(prompt_tokens)
-            crowd = 1.0 + max(0.0, view.num_outstanding - seen.usual_outstanding) / _UNKNOWN_CONCURRENCY
+            crowd = 1.0 + max(0.0, len(view.unanswered) - seen.usual_waiting) / _UNKNOWN_CONCURRENCY
             ttft_s = usual_s * crowd
             p90_s = (usual_s + seen.beyond_p90_s) * crowd
             found = Estimate(ttft_s, p90_s, ttft_s - usual_s, self.name, view.snapshot_age_s)
@@ -139,7 +139,7 @@ class HistoryEstimator:
         return Estimate(silent_s, silent_s * _UNKNOWN_RATIO_P90, silent_s, found.source, found.snapshot_age_s)
 
     def observe(self, outcome: Outcome, instance: Instance, now: float) -> None:
-        """Remember an outcome's TTFT and its time under way."""
+        """Remember an outcome's TTFT, and for how long it waited."""
         self._fallback.observe(outcome, instance, now)
         window = self._windows.get(instance.id)
         if window is None:
@@ -153,8 +153,9 @@ class HistoryEstimator:
         if ttft_s is not None:
             window.samples.append(_Sample(now, ttft_s, outcome.prompt_tokens))
             window.is_new = True
-        if outcome.total_s is not None and outcome.status not in ("error", "rejected"):
-            window.totals.append((now, outcome.total_s))
+        wait_s = outcome.total_s if outcome.ttft_s is None else outcome.ttft_s
+        if wait_s is not None and outcome.status not in ("error", "rejected"):
+            window.waits.append((now, wait_s))
             window.is_new = True
 
 
@@ -164,9 +165,9 @@ _USUAL_TTFT_S = 0.5
 
 def _silent_s(view: InstanceView, now: float) -> float:
     """For how long an instance with streams under way has given none of them its first token, seconds."""
-    if not view.unanswered:
+    eldest = next((entry for entry in view.unanswered.values() if entry.is_streamed), None)
+    if eldest is None:
         return 0.0
-    eldest = next(iter(view.unanswered.values()))
     since_s = eldest.booked_s if view.answered_s is None else max(eldest.booked_s, view.answered_s)
     return now - since_s
 

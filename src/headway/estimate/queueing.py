@@ -40,7 +40,7 @@ class QueueingEstimator:
     Calibrated, by a profile that observed times do not contradict: ``L = W + p/θ + T_dec`` with :func:`lps_wait_s` at
     the instance's arrival rate; ``arrival_cv`` and ``service_cv`` set the variability factor. Source: the latency-aware
     router's average case. Where gauges show requests waiting, W is at least their number ÷ μ.
-    Uncalibrated: ``default_ttft_s``, and the same again for each 25 requests under way, so that simultaneous requests
+    Uncalibrated: ``default_ttft_s``, and the same again for each 25 requests that wait, so that simultaneous requests
     spread; with gauges, W is the requests waiting × mean time under way ÷ requests running (Little's law) on top.
     """
 
@@ -62,7 +62,7 @@ class QueueingEstimator:
             return self._average_case(view, calibration, prompt_tokens, now)
         by_gauges_s = self._wait_by_gauges_s(view, now)
         source = "default" if by_gauges_s is None else self.name
-        wait_s = self._default_ttft_s * view.num_outstanding / _UNKNOWN_CONCURRENCY + (by_gauges_s or 0.0)
+        wait_s = self._default_ttft_s * len(view.unanswered) / _UNKNOWN_CONCURRENCY + (by_gauges_s or 0.0)
         ttft_s = wait_s + self._default_ttft_s
         return Estimate(ttft_s, ttft_s * _UNKNOWN_RATIO_P90, wait_s, source, view.snapshot_age_s)
 

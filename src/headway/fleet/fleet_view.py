@@ -227,8 +227,7 @@ class FleetView:
         if view.at_risk is not None and predicted_ttft_s is not None and predicted_wait_s is not None:
             view.at_risk.join(request_id, now + predicted_wait_s, now + predicted_ttft_s, due_s, utility)
         self._ledger[request_id] = view.ledger[request_id] = entry
-        if is_streamed:
-            view.unanswered[request_id] = entry
+        view.unanswered[request_id] = entry
         view.num_outstanding += 1
         if view.prefixes is not None and prefix_blocks:
             entry.cached_tokens = self._cached(view, prompt_tokens, prefix_blocks, counted_tokens)

@@ -80,7 +80,7 @@ class InstanceView:
         self.ledger: dict[str, LedgerEntry] = {}
         self.unseen: dict[str, LedgerEntry] = {}  # those of the ledger that the engine has not shown yet
         self.at_risk: AtRisk | None = None  # those who stand to lose by a newcomer, for a policy that asks
-        self.unanswered: dict[str, LedgerEntry] = {}  # those of which a first token is still to come, the eldest first
+        self.unanswered: dict[str, LedgerEntry] = {}  # those of which nothing came yet, the eldest first
         self.answered_s: float | None = None  # when a first token last came
         self.released: dict[str, float] = {}
         self.aged_to_s = 0.0
