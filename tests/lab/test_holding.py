@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,6 +14,8 @@ from headway.estimate.registry import make_estimator
 from headway.lab.arrivals import poisson
 from headway.lab.metrics import Outcomes, Status
 from headway.lab.pool import Pool, qwen3_pool
+from headway.lab.runs import run
+from headway.lab.scenario import parse_scenario
 from headway.lab.simulate import Sight, simulate
 from headway.lab.workload import Workload, WorkloadSpec, four_task_workload
 from headway.policy.registry import make_policy
@@ -92,3 +96,21 @@ def test_queueing_the_infeasible_sends_nothing_late() -> None:
     taken = outcomes.chosen >= 0
     assert outcomes.feasible[taken].all()
     assert (outcomes.status[taken] == Status.OK).all()
+
+
+def test_a_scenario_may_name_policies_that_hold(tmp_path: Path) -> None:
+    """Central queues and ``on_infeasible: queue`` stand in a scenario beside policies that choose."""
+    text = """
+name: held
+num_queries: 80
+seeds: [0]
+rates_per_s: [12]
+policies:
+  - bear
+  - central_fcfs
+  - {policy: bear, label: waits, on_infeasible: queue}
+"""
+    run(parse_scenario(text, path="held.yaml"), tmp_path, jobs=1)
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(rows) >= 3
+    assert {row["score"]["num_queries"] for row in rows} == {80}

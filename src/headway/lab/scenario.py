@@ -113,7 +113,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True):
     predictor: PredictorConfig | None = None
     clock: Literal["fitted", "exact"] = "fitted"
     sight: SightConfig | None = None
-    on_infeasible: Literal["best_effort", "reject"] | None = None
+    on_infeasible: Literal["best_effort", "reject", "queue"] | None = None
 
     @property
     def name(self) -> str:
@@ -143,7 +143,7 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
     arrivals: ArrivalsConfig = ArrivalsConfig()
     sight: SightConfig = SightConfig()
     correcting: bool = False
-    on_infeasible: Literal["best_effort", "reject"] = "best_effort"
+    on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort"
     policies: list[str | PolicyConfig]
     baseline: Name | None = None
     sweeps: list[SweepConfig] = []

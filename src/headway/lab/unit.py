@@ -68,7 +68,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
     workload: WorkloadConfig
     arrivals: ArrivalsConfig
     sight: SightConfig
-    on_infeasible: Literal["best_effort", "reject"]
+    on_infeasible: Literal["best_effort", "reject", "queue"]
     trace: str | None
     arrivals_trace: str | None
     keep_pairs: bool
