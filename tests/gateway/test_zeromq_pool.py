@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import aiohttp
+import msgspec
 import pytest
 
 from gateway_clients import CHAT, chat, until
@@ -146,3 +147,32 @@ async def test_an_absent_engine_is_waited_for_and_then_served_openly(session: ai
                 assert response.status == 200
     finally:
         await upstream.stop()
+
+
+async def test_sources_over_the_network_come_and_go_by_reload(session: aiohttp.ClientSession) -> None:
+    """A reload opens the socket of a new instance, closes that of one that is gone, and leaves the others' alone."""
+    publishers = [PublisherProcess(), PublisherProcess()]
+    async with FakeUpstream(Reply(num_tokens=2)) as upstream:
+        url = upstream.url.removesuffix("/v1")
+        both = pool_over(*((url, publisher.address) for publisher in publishers))
+        first = msgspec.structs.replace(both, instances=both.instances[:1])
+        second = msgspec.structs.replace(both, instances=both.instances[1:])
+        try:
+            async with running_gateway(first) as gateway:
+                feeds = gateway.gateway.feeds
+                await asyncio.to_thread(publishers[0].publish, 1)
+                await until(lambda: not feeds.silent)
+                kept = feeds.subscribers["a"]
+                gateway.gateway.reconfigure(both)
+                assert feeds.subscribers["a"] is kept
+                await asyncio.to_thread(publishers[1].publish, 1)
+                await until(lambda: not feeds.silent)
+                assert sources(await explain(session, gateway)) == {"a": "replay", "b": "replay"}
+                gateway.gateway.reconfigure(second)
+                assert list(feeds.subscribers) == ["b"]
+                await asyncio.to_thread(publishers[0].publish, 2)
+                assert sources(await explain(session, gateway)) == {"b": "replay"}
+                assert list(await instance_rows(session, gateway.url)) == ["b"]
+        finally:
+            for publisher in publishers:
+                publisher.kill()
