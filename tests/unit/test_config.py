@@ -83,6 +83,9 @@ def test_auto_needs_no_entry() -> None:
         ("engine: hosted}", "engine: hosted, profile: h100-qwen3-8b}", "instances[2].profile", 9, "hosted instance"),
         ("env:EXAMPLE_KEY", "env:", "instances[2].api_key", 9, "names no environment variable"),
         ("engine: vllm-0.32}", "engine: vllm-0.32, limits: {block_size: 8}}", "instances[1].limits", 8, "of a profile"),
+        ("engine: hosted}", "engine: hosted, shadow_state: true}", "instances[2].shadow_state", 9, "hosted instance"),
+        ("engine: vllm-0.32}", "engine: vllm-0.32, shadow_state: true}", "instances[1].shadow_state", 8, "a profile"),
+        ("256}, snap", "256}, shadow_state: true, snap", "instances[0].shadow_state", 7, "replayed from these"),
         ("{name: hosted-large}", "{}", "models[1].name", 4, "is missing"),
     ],
 )  # fmt: skip
@@ -133,6 +136,16 @@ def test_impossible_limits_are_refused_at_their_line() -> None:
     error = complaint(POOL.replace("{max_num_seqs: 256}", "{chunked_prefill: false}"))
     assert error.key == "instances[0].limits.max_num_batched_tokens"
     assert error.line == 7
+
+
+@pytest.mark.parametrize(
+    ("written", "shadowed"), [("", True), (", shadow_state: true", True), (", shadow_state: false", False)]
+)
+def test_an_engine_without_snapshots_has_a_shadow_where_a_profile_says_how(written: str, shadowed: bool) -> None:
+    """By default it is replayed from what is sent there; the key switches that off, or says it once more."""
+    text = POOL.replace("engine: vllm-0.32}", f"engine: vllm-0.32, profile: h100-qwen3-8b{written}}}")
+    views = build_router(parse_config(text)).fleet.views
+    assert [view.shadow is not None for view in views] == [False, shadowed, False]
 
 
 def test_limits_override_the_profile() -> None:
