@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -337,3 +338,41 @@ async def test_the_breaker_of_what_stays_stays_open(session: aiohttp.ClientSessi
             assert reload(gateway)
             assert [breaker.state for breaker in gateway.gateway.health.breakers.values()] == ["open", "closed"]
             assert await chosen(session, gateway, 4) == {"b"}
+
+
+async def test_no_request_notices_any_of_forty_reloads(
+    session: aiohttp.ClientSession, tmp_path: Path, one_slot: dict[str, object]
+) -> None:
+    """Instances, policies and queues change at random under load: every stream is whole, nothing is left behind."""
+    rng = random.Random(11)
+    script = Reply(num_tokens=8, interval_s=0.003)
+    routings: list[dict[str, object]] = [{"policy": "bear"}, {"policy": "round_robin"}, {"policy": "central_fcfs"}]
+    routings += [one_slot["routing"], {"policy": "bear", "on_infeasible": "queue"}]  # type: ignore[list-item]
+    async with FakeUpstream(script) as one, FakeUpstream(script) as two, FakeUpstream(script) as three:
+        pool = PoolFile(tmp_path, one, two, three)
+        async with pool.serving() as gateway:
+            left = 400
+
+            async def work() -> None:
+                nonlocal left
+                while left > 0:
+                    left -= 1
+                    async with session.post(gateway.url + CHAT, json=chat()) as response:
+                        body = await response.read()
+                        assert response.status == 200, body
+                        assert body.count(b"tok ") == 8
+                        assert body.endswith(b"data: [DONE]\n\n")
+
+            async def change() -> None:
+                for _ in range(40):
+                    names = rng.sample("abc", rng.randint(1, 3))
+                    pool.write(*names, routing=rng.choice(routings))
+                    assert reload(gateway)
+                    await asyncio.sleep(0.02)
+
+            await asyncio.gather(change(), *(work() for _ in range(24)))
+            pool.write()
+            assert reload(gateway)
+            assert len(gateway.gateway.queue) == 0
+            assert [(view.num_outstanding, len(view.ledger)) for view in gateway.gateway.fleet.views] == [(0, 0)] * 3
+            assert gateway.gateway.num_inflight == 0
