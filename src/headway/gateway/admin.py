@@ -22,6 +22,7 @@ from headway.gateway.decisions import decision_as_json
 from headway.gateway.errors import error_answer, error_body
 from headway.gateway.feedback import MAX_FEEDBACK_BYTES, read_feedback
 from headway.gateway.live_routes import LiveRoutes
+from headway.gateway.openapi import document
 from headway.gateway.request import CHAT, ENDPOINTS, body_too_large, first_headers, parse_request, request_id
 from headway.gateway.state import READY_GRACE_S, Gateway
 
@@ -53,6 +54,7 @@ def cold_routes(gateway: Gateway) -> Starlette:
             Route("/livez", routes.health),
             Route("/readyz", routes.ready),
             Route("/version", routes.version),
+            Route("/openapi.json", routes.openapi),
             *(Route(path, routes.hot, methods=["POST"]) for path in ENDPOINTS),  # so that other methods are a 405
         ],
         exception_handlers={
@@ -222,6 +224,10 @@ class AdminRoutes:
     async def hot(self, request: Request) -> Response:
         """Never reached: the app takes these requests before Starlette sees them."""
         raise RequestError("this path is served elsewhere", status=500)
+
+    async def openapi(self, request: Request) -> Response:
+        """These paths, described."""
+        return _json(document())
 
     async def version(self, request: Request) -> Response:
         """What runs here, under which configuration."""

@@ -29,7 +29,7 @@ from headway.gateway.request import Headers
 SAVE_INTERVAL_S = 5.0
 
 #: Paths that anybody may read: they show neither decisions nor the pool.
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/version", "/metrics", "/openapi.json"})
 _OPEN_PREFIX = "/static/"
 _CLIENT_PREFIXES = ("/v1/models", "/v1/feedback")
 
