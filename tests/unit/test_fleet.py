@@ -158,6 +158,18 @@ def test_ageing_equals_replaying_the_state_for_as_long() -> None:
     assert aged.residual_s == pytest.approx(expected.residual_s, abs=1e-12)
 
 
+def test_a_batch_that_is_overdue_still_runs() -> None:
+    """No newer snapshot means no newer batch: for as long again as it was to take, the engine stands at its end."""
+    fleet = fleet_of(shown(resident("p", 4000, 4000, 0, scheduled=4000), at_s=5.0, batch_start_s=5.0))
+    fleet.age(5.0)
+    batch_s = engine_of(fleet).residual_s
+    fleet.age(5.0 + 1.9 * batch_s)
+    assert engine_of(fleet).residual_s == pytest.approx(0.0, abs=1e-12)
+    assert [r.output_tokens for r in engine_of(fleet).running] == [1]
+    fleet.age(5.0 + 2.1 * batch_s)
+    assert engine_of(fleet).running[0].output_tokens > 1
+
+
 def test_booked_request_counts_before_any_snapshot_shows_it() -> None:
     """The ledger delays the next newcomer at once, and only once when the snapshot catches up."""
     fleet = fleet_of(shown())

@@ -57,7 +57,14 @@ class Ageing:
         return had_engine != (view.engine is not None)
 
     def advance(self, view: InstanceView, now: float) -> None:
-        """Replay the engine, where there is one, to ``now``."""
+        """Replay the engine, where there is one, to ``now``.
+
+        Not past the end of the batch that the last snapshot shows, for as long again as the batch was to take: an
+        engine shows each batch, so that one still runs.
+        """
+        ends_s = view.batch_ends_s
+        if ends_s < now <= ends_s + view.batch_s:
+            now = ends_s
         if view.engine is not None and now > view.aged_to_s and self._is_on:
             view.engine.advance((now - view.aged_to_s) / view.clock_scale)
             view.aged_to_s = now
@@ -129,6 +136,8 @@ class Ageing:
         view.engine = engine
         in_flight_s = engine.residual_s * view.clock_scale
         view.fresh_until_s = max(shown_s, view.aged_to_s + in_flight_s) + self._stale_after_s
+        if view.mirrored is None:
+            view.batch_s, view.batch_ends_s = in_flight_s, view.aged_to_s + in_flight_s
         for entry in view.unseen.values():
             ended = entry.first_token_s is not None and shown_s > entry.first_token_s
             if not ended:

@@ -84,6 +84,8 @@ class InstanceView:
         self.answered_s: float | None = None  # when a first token last came
         self.released: dict[str, float] = {}
         self.aged_to_s = 0.0
+        self.batch_ends_s = -math.inf  # of the batch that the last snapshot shows in flight, as replayed
+        self.batch_s = 0.0
         self.fresh_until_s = 0.0
         self.snapshot_is_new = False
         self.rate_at_s = 0.0
