@@ -301,6 +301,13 @@ async def test_keys_are_reloaded_with_their_counts(session: aiohttp.ClientSessio
             keys.write_text(yaml.safe_dump({"clients": [row("x", rpm=2), row("y")]}))
             await until(lambda: gateway.gateway.keys is not ring)
             assert [await ask("x"), await ask("y")] == [429, 200]
+            (tmp_path / "more.yaml").write_text(yaml.safe_dump({"clients": [row("z")]}))
+            pool.write(keys={"file": "more.yaml"})
+            assert reload(gateway)
+            assert [await ask("x"), await ask("z")] == [401, 200]
+            ring = gateway.gateway.keys
+            await asyncio.sleep(1.1)
+            assert gateway.gateway.keys is ring  # the new file of keys is not taken for a changed one
 
 
 async def test_what_needs_a_restart_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,6 +71,8 @@ class Reloader:
             )  # fmt: skip
             return False
         self.problem = None
+        if before.keys != config.keys:  # another file of keys may be watched from now on
+            self._taken = self._seen = self._stamp()
         gateway.telemetry.reloaded("ok")
         event(logging.INFO, "reloaded", cause=cause, **_changes(before, config))
         for name in _AT_START_ONLY:
