@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headway._core import ReplayedEngine
 from headway.errors import EngineInputError
 from headway.estimate.registry import make_estimator
 from headway.fleet import FleetView, Gauges, InstanceView
 from headway.fleet.shadow import GIVE_UP_S
-from headway.types import EngineRequest, EngineState, Estimate
+from headway.types import EngineLimits, EngineRequest, EngineState, Estimate
 from pools import LIMITS, SLOW, book, instance, query
 
 STEP = SLOW.named()["b0"]
@@ -334,3 +336,77 @@ def test_only_what_can_be_replayed_is_shadowed() -> None:
     assert math.isfinite(ask(fleet, 0.0).ttft_s)
     with pytest.raises(EngineInputError):
         EngineRequest(request_id="r", prompt_tokens=0, target_output_tokens=1)
+
+
+# ---- engines that schedule a batch ahead -------------------------------------------------------------------------
+
+
+class Engine:
+    """The engine itself, by the core's own steps: when each batch ends, and what it gives then."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._is_async = limits.async_scheduling
+        self.inside = ReplayedEngine(limits, SLOW)
+        self.at_s, self._next_s = 0.0, 0.0
+        self.given: tuple[dict[str, int], list[str]] | None = None  # outputs and ends, due at ``at_s``
+
+    def step(self) -> bool:
+        """Start the next batch; False when there is none. What the batch before it or itself gives is then due."""
+        before = {one.request_id: one.output_tokens for one in self.inside.running}
+        batch = self.inside.step()
+        if not batch.time_s and not self._next_s:
+            return False
+        self.at_s += self._next_s if self._is_async else batch.time_s
+        self._next_s = batch.time_s
+        outputs = {
+            one.request_id: one.output_tokens
+            for one in self.inside.running
+            if one.output_tokens > before.get(one.request_id, 0)
+        }
+        outputs.update({name: before.get(name, 0) + 1 for name in batch.finished})
+        self.given = (outputs, list(batch.finished))
+        return True
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_shadow_is_where_its_engine_is_also_a_batch_ahead(async_scheduling: bool) -> None:
+    """At every arrival: the same queue, the same end of the batch in flight, the same requests in it or behind it."""
+    limits = replace(LIMITS, async_scheduling=async_scheduling, max_num_batched_tokens=2048, max_num_seqs=12)
+    fleet, engine, rng = (
+        FleetView([instance("a", limits=limits, step_time=SLOW)], shadowed=["a"]),
+        Engine(limits),
+        random.Random(1),
+    )
+    arrivals = [0.0]
+    while len(arrivals) < 120:
+        arrivals.append(arrivals[-1] + rng.expovariate(6.0))
+    waits = 0
+    while arrivals or engine.given is not None:
+        if arrivals and (engine.given is None or arrivals[0] < engine.at_s):
+            now = arrivals.pop(0)
+            engine.at_s = max(engine.at_s, now)
+            running, waiting = residents(fleet, now)
+            assert waiting == [one.request_id for one in engine.inside.waiting]
+            ending = set() if engine.given is None else set(engine.given[1])
+            assert set(running) == {one.request_id for one in engine.inside.running} | ending
+            view = view_of(fleet)
+            assert view.engine is not None
+            assert view.engine.residual_s == pytest.approx(engine.at_s - now, abs=1e-6)
+            waits += bool(waiting)
+            name, tokens = f"r{len(arrivals)}", rng.randint(10, 5000)
+            book(fleet, name, "a", now=now, prompt_tokens=tokens)
+            engine.inside.submit(
+                EngineRequest(request_id=name, prompt_tokens=tokens, target_output_tokens=rng.randint(1, 60))
+            )
+        elif engine.given is not None:
+            (outputs, ended), engine.given = engine.given, None
+            for name, count in outputs.items():
+                entry = fleet.entry(name)
+                assert entry is not None
+                entry.num_events, entry.last_event_s = count, engine.at_s
+                fleet.first_token_seen(name, engine.at_s)
+            for name in ended:
+                fleet.release(name, engine.at_s)
+        if engine.given is None:
+            engine.step()
+    assert waits > 20

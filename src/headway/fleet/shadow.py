@@ -53,6 +53,7 @@ class Shadow:
         self._entries: dict[str, LedgerEntry] = {}
         self._is_in_phase = False  # since the last batch with first tokens, one of these was seen
         self._step_s: float | None = None  # of the batch in flight, where it was replayed by itself
+        self._next_step_s: float | None = 0.0  # of the batch that an asynchronous engine has scheduled behind it
 
     # ------------------------------------------------------------ what the router does and sees
 
@@ -116,10 +117,10 @@ class Shadow:
                 engine.advance((now - TIE_S - self.at_s) / self.clock_scale)
                 self.at_s = now - TIE_S + engine.residual_s * self.clock_scale
                 engine.advance(engine.residual_s)
-                self._step_s = None
+                self._step_s = self._next_step_s = None
                 return
-            batch = engine.step()
-            if not batch.time_s:
+            batch = self._step()
+            if not batch.time_s and not self._next_step_s:
                 self.at_s = now  # idle, or nothing of it can run
                 return
             self._take(batch)
@@ -150,12 +151,12 @@ class Shadow:
         self._heed_events(now)
         self._put_counts_right()
         here = self._engine.state()
-        residual_s = max(self.at_s - now, self.overdue_s(now)) / self.clock_scale
-        return EngineState(
-            limits=self.limits,
+        return replace(
+            here,
             running=[*others[0], *(self._expected(resident, rule) for resident in here.running)],
             waiting=[*others[1], *(self._expected(resident, rule) for resident in here.waiting)],
-            residual_s=residual_s,
+            residual_s=max(self.at_s - now, self.overdue_s(now)) / self.clock_scale,
+            free_blocks=None if others[0] else here.free_blocks,
         )
 
     def own(self) -> tuple[int, int, int]:
@@ -163,9 +164,23 @@ class Shadow:
         engine = self._engine
         return engine.num_running, engine.num_waiting, self.limits.num_blocks - 1 - engine.free_blocks
 
+    def _step(self) -> TokenBatch:
+        """One step, and how long the batch takes whose end it brings: asynchronous ones are scheduled a batch ahead."""
+        if not self.limits.async_scheduling:
+            batch = self._engine.step()
+            self._step_s = batch.time_s * self.clock_scale
+            return batch
+        if self._next_step_s is None:
+            here = self._engine.state()
+            chunks = [_scheduled(one) for one in here.running if one.scheduled_tokens] + list(here.departed)
+            self._next_step_s = batch_time_s(self.step_time, chunks) * self.clock_scale if chunks else 0.0
+        self._step_s = self._next_step_s
+        batch = self._engine.step()
+        self._next_step_s = batch.time_s * self.clock_scale
+        return batch
+
     def _take(self, batch: TokenBatch) -> None:
-        self._step_s = batch.time_s * self.clock_scale
-        self.at_s += self._step_s
+        self.at_s += self._step_s or 0.0
         for name in batch.first_tokens:
             if name in self._unanswered:
                 self._unanswered.remove(name)
@@ -177,8 +192,8 @@ class Shadow:
     def _catch_up(self, name: str) -> None:
         """Step on until the replay, too, gives this first token; where it cannot, put the request where it must be."""
         for _ in range(_MAX_CATCH_UP_STEPS):
-            batch = self._engine.step()
-            if not batch.time_s:
+            batch = self._step()
+            if not batch.time_s and not self._next_step_s:
                 break
             self._take(batch)
             if name not in self._unanswered:
@@ -213,7 +228,11 @@ class Shadow:
 
     def _decode_step_s(self) -> float:
         """How long the batch in flight takes, where it holds decodes only; 0 where there are none."""
-        chunks = [(1, one.computed_tokens - 1, True) for one in self._engine.running if one.output_tokens]
+        chunks = [
+            (1, one.computed_tokens - one.scheduled_tokens - 1, True)
+            for one in self._engine.running
+            if one.output_tokens
+        ]
         return batch_time_s(self.step_time, chunks) * self.clock_scale if chunks else 0.0
 
     def _put_counts_right(self) -> None:
@@ -238,7 +257,7 @@ class Shadow:
         running += [_with_outputs(one, outputs[one.request_id]) for one in here.waiting if one.request_id in outputs]
         waiting = [one for one in here.waiting if one.request_id not in outputs]
         try:
-            self._engine.load(EngineState(limits=self.limits, running=running, waiting=waiting))
+            self._engine.load(replace(here, running=running, waiting=waiting, free_blocks=None))
         except EngineInputError:
             self._engine.load(here)  # more than fits: the counts are wrong together, and stay as they are
 
@@ -271,4 +290,10 @@ def _with_outputs(resident: EngineRequest, output_tokens: int | None) -> EngineR
     if output_tokens is None:
         return resident
     computed = resident.prompt_tokens + output_tokens - 1
-    return replace(resident, computed_tokens=computed, output_tokens=output_tokens, num_blocks=None)
+    return replace(resident, computed_tokens=computed, output_tokens=output_tokens, scheduled_tokens=0, num_blocks=None)
+
+
+def _scheduled(resident: EngineRequest) -> tuple[int, int, bool]:
+    """The request's chunk of the batch that is scheduled: tokens, context before them, whether it decodes."""
+    tokens, context = resident.scheduled_tokens, resident.computed_tokens - resident.scheduled_tokens
+    return tokens, context, tokens == 1 and context >= resident.prompt_tokens
