@@ -14,6 +14,8 @@ import numpy as np
 from headway.errors import ConfigError
 from headway.policy.base import HoldingPolicy, Policy
 from headway.policy.bear import BearPolicy, LagrangianBearPolicy
+from headway.policy.bid_price import OPTIONS as BID_PRICE_OPTIONS
+from headway.policy.bid_price import BidPricePolicy
 from headway.policy.central_queue import CentralQueuePolicy
 from headway.policy.history_percentiles import HistoryPercentilesPolicy
 from headway.policy.latency_agnostic import LatencyAgnosticPolicy
@@ -145,6 +147,12 @@ POLICIES: dict[str, PolicyRow] = {
     ),
     "round_robin": PolicyRow(lambda _, __: RoundRobinPolicy(), "every instance in turn"),
     "random": PolicyRow(lambda rng, _: RandomPolicy(rng), "any instance with the same probability"),
+    "bid_price": PolicyRow(
+        BidPricePolicy,
+        "a central queue that releases what brings more than the slots and memory it will occupy are worth",
+        BID_PRICE_OPTIONS,
+        holds=True,
+    ),
     "central_fcfs": PolicyRow(
         lambda _, options: CentralQueuePolicy("fcfs", options),
         "a central queue, first come first served, to the instance with the most free slots",
