@@ -12,6 +12,7 @@ policies:
   - {policy: bear, options: {fallback: least_work}}
   - {policy: bear, label: label only, sees: task_label}
   - shortest_queue
+references: [task_label]
 sweeps:
   - {of: snapshot_interval_ms, values: [0, 100]}
   - {of: delta_per_ms, values: [0, 1.0e-3]}

@@ -89,7 +89,8 @@ def test_tables_hold_every_policy_and_the_figures_behind(results: Results) -> No
     base = [cell.difference for cell in comparison.cells if cell.policy == "shortest_queue"]
     assert [(one.value, one.low, one.high) for one in base if one is not None] == [(0.0, 0.0, 0.0)] * 2
     assert set(comparison.fluid_bound) == {"6", "9"}
-    assert [row[0] for row in utility_table(comparison).rows] == [*results.plan.labels, "fluid bound"]
+    rows = [row[0] for row in utility_table(comparison).rows]
+    assert rows[: len(results.plan.labels) + 1] == [*results.plan.labels, "fluid bound"]
     assert [row[0] for row in difference_table(comparison).rows] == ["bear", "label only"]
     parts = parts_table(comparison, 9.0)
     assert {"refused", "on-time negatives", "floored at 0"} <= set(parts.columns)
@@ -157,7 +158,7 @@ def test_the_page_needs_nothing_else(written: Written) -> None:
     assert len(page.alts) == len(names)
     assert all(len(alt) > 40 for alt in page.alts)
     assert len(set(page.ids)) == len(page.ids)
-    assert page.tables == 4
+    assert page.tables == 5
     assert "currentColor" in text
     assert "prefers-color-scheme: dark" in text
     assert re.search(r"url\((?!#)|@import", text) is None
@@ -210,7 +211,7 @@ def test_the_command_line_runs_compares_and_reports(tmp_path: Path, capsys: pyte
     path.write_text(SMALL[: SMALL.index("sweeps:")])
     out = str(tmp_path / "out")
     first = json.loads(call("run", str(path), "--out", out, "--jobs", "1", "--json"))
-    assert len(first["results"]) == 3 * 2 * 2
+    assert len(first["results"]) == (3 + 1) * 2 * 2
     assert json.loads(call("run", str(path), "--out", out, "--jobs", "1", "--json")) == first
     comparison = json.loads(call("compare", out, "--json"))
     assert comparison["baseline"] == "shortest_queue"

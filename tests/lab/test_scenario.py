@@ -51,7 +51,7 @@ def test_shipped_scenarios_can_be_planned(path: Path, monkeypatch: pytest.Monkey
         ("focus_rate_per_s: 9", "focus_rate_per_s: 7", r"s\.yaml:5:1: focus_rate_per_s: must be one of"),
         ("seeds: [0, 1]", "seeds: []", r"s\.yaml:3:1: seeds: needs at least one"),
         ("seeds: [0, 1]", "seeds: [1, 1]", r"s\.yaml:3:12: seeds\[1\]: 1 stands twice"),
-        ("values: [0, 100]", "values: [100, 0]", r"s\.yaml:11:\d+: sweeps\[0\]\.values: .*rise"),
+        ("values: [0, 100]", "values: [100, 0]", r"s\.yaml:12:\d+: sweeps\[0\]\.values: .*rise"),
         ("label: label only", "label: bear", r"policies\[1\]: 'bear' stands twice"),
         ("name: small", "name: small\nbaseline: shortest", r"s\.yaml:2:1: baseline: .*did you mean 'shortest_queue'"),
         ("name: small", "name: small\npool: {copies: -1}", r"s\.yaml:2:\d+: pool\.copies: must be at least 0"),

@@ -100,7 +100,7 @@ def compare(
     """
     from headway.lab.runs import load_results
     from headway.lab.tables import compare as compare_results
-    from headway.lab.tables import difference_table, parts_table, utility_table
+    from headway.lab.tables import difference_table, parts_table, reference_table, utility_table
 
     results = load_results(directory)
     comparison = compare_results(results, baseline)
@@ -113,8 +113,10 @@ def compare(
     if focus not in results.plan.scenario.rates_per_s:
         known = ", ".join(f"{one:g}" for one in results.plan.scenario.rates_per_s)
         raise ConfigError(f"{focus:g} was not run; there are {known}", key="--rate")
-    for table in (utility_table(comparison), difference_table(comparison), parts_table(comparison, focus)):
-        _print_table(table)
+    shown = (utility_table(comparison), reference_table(comparison), difference_table(comparison))
+    for table in (*shown, parts_table(comparison, focus)):
+        if table is not None:
+            _print_table(table)
     _say_missing(comparison.num_missing)
     return 0
 

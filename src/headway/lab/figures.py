@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headway.lab.drawing import Drawing, curve, legend, logarithmic, look, panels
 from headway.lab.intervals import Interval, paired_gain, t_interval
+from headway.lab.reference_margins import reference_cells
 from headway.lab.runs import FLUID_BOUND, Results
 from headway.lab.tables import difference, utilities
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 Curve = tuple[list[float], list[Interval]]
 _RATE = "mean arrival rate (queries per second)"
+#: The upper edge of everything that costs nothing.
+BEST_REFERENCE = "best cheap reference"
 _BARS = "Bars are 95 % intervals over seeds."
+_EDGES = " Only an oracle can pass the fluid bound; a router that is not above the best cheap reference is no use."
 
 #: What a sweep varied, as the axis says it, and whether its axis is logarithmic beyond the smallest value above 0.
 _SWEEP_AXES: dict[SweepOf, tuple[str, bool]] = {
@@ -92,6 +96,7 @@ def _over_rates(
             curve(axes, x, values, label, index)
     if bound:
         _draw_bound(results, axes)
+        _draw_reference(results, axes, ends)
     axes.set_xlabel(_RATE)
     axes.set_ylabel(axis)
     if limits is not None:
@@ -100,7 +105,7 @@ def _over_rates(
     return Drawing(
         name=name,
         title=title,
-        caption=_BARS + (" Only an oracle can pass the fluid bound." if bound else ""),
+        caption=_BARS + (_EDGES if bound else ""),
         alt=f"{title}, one line per policy. {_ranking(results, figure_of)}",
         figure=figure,
     )
@@ -114,6 +119,18 @@ def _draw_bound(results: Results, axes: Axes) -> None:
     if x:
         y = [sum(bounds) / len(bounds) for _, bounds in points if bounds]
         axes.plot(x, y, color="#8b949e", linestyle=(0, (1, 1)), linewidth=2.0, label=FLUID_BOUND)
+
+
+def _draw_reference(results: Results, axes: Axes, ends: dict[str, float]) -> None:
+    """The best at each rate of all that costs nothing."""
+    best: dict[float, float] = {}
+    for cell in reference_cells(results, results.plan.scenario.rates_per_s):
+        best[cell.rate_per_s] = max(cell.on_time_utility.value, best.get(cell.rate_per_s, -float("inf")))
+    if best:
+        ends[BEST_REFERENCE] = list(best.values())[-1]
+        axes.plot(
+            list(best), list(best.values()), color="#57606a", linestyle=(0, (5, 2)), linewidth=2.0, label=BEST_REFERENCE
+        )
 
 
 def _differences(results: Results, baseline: str) -> Drawing:

@@ -19,7 +19,16 @@ from headway.lab.drawing import Drawing
 from headway.lab.figures import rate_figures, sweep_figures
 from headway.lab.run_figures import run_figures
 from headway.lab.runs import Results, need
-from headway.lab.tables import Comparison, Table, compare, difference_table, failures_table, parts_table, utility_table
+from headway.lab.tables import (
+    Comparison,
+    Table,
+    compare,
+    difference_table,
+    failures_table,
+    parts_table,
+    reference_table,
+    utility_table,
+)
 
 _CSS = """
 :root { color-scheme: light dark;
@@ -84,8 +93,13 @@ def page(results: Results, comparison: Comparison, made: list[Drawing]) -> str:
     """The page as text."""
     plan = results.plan
     title = plan.scenario.title or plan.scenario.name
-    tables = [utility_table(comparison), difference_table(comparison), parts_table(comparison, plan.focus_rate_per_s)]
-    judged = failures_table(results)
+    tables = [
+        utility_table(comparison),
+        reference_table(comparison),
+        difference_table(comparison),
+        parts_table(comparison, plan.focus_rate_per_s),
+        failures_table(results),
+    ]
     parts = [
         "<!doctype html>",
         '<html lang="en">',
@@ -96,7 +110,7 @@ def page(results: Results, comparison: Comparison, made: list[Drawing]) -> str:
         _missing(comparison, len(plan.units)),
         _facts(results),
         _reading(),
-        *(_table(table) for table in (tables if judged is None else [*tables, judged])),
+        *(_table(table) for table in tables if table is not None),
         "<h2>Figures</h2>",
         *(_figure(one) for one in made),
         "<h2>The scenario</h2>",

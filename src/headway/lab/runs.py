@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +22,7 @@ from headway.lab.scenario import (
     ArrivalsConfig,
     PolicyConfig,
     PredictorConfig,
+    Reference,
     Scenario,
     ScenarioFile,
     SightConfig,
@@ -39,7 +40,10 @@ FLUID_BOUND = "fluid bound"
 
 
 class Unit(Struct, frozen=True, kw_only=True):
-    """Where a result belongs. ``sweep`` None is the comparison over rates; else ``value`` is what the sweep varied."""
+    """Where a result belongs. ``sweep`` None is the comparison over rates; else ``value`` is what the sweep varied.
+
+    ``reference`` is the one that ``label`` is a run of, None for policies and the fluid bound.
+    """
 
     label: str
     rate_per_s: float
@@ -47,6 +51,7 @@ class Unit(Struct, frozen=True, kw_only=True):
     sweep: SweepOf | None = None
     value: float | None = None
     key: str = ""
+    reference: Reference | None = None
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -73,7 +78,8 @@ class Results(Struct, frozen=True, kw_only=True):
 
     def of(self, label: str, rate_per_s: float) -> dict[int, Record]:
         """One policy at one rate, by seed."""
-        return {u.seed: r for u, r in self.found if u.sweep is None and (u.label, u.rate_per_s) == (label, rate_per_s)}
+        asked = (label, rate_per_s, None, None)
+        return {u.seed: r for u, r in self.found if (u.label, u.rate_per_s, u.sweep, u.reference) == asked}
 
     def swept(self, sweep: SweepOf, label: str, value: float) -> dict[int, Record]:
         """One policy at one value of a sweep, by seed."""
@@ -121,7 +127,7 @@ def plan(scenario: Scenario) -> tuple[Plan, dict[str, Inputs]]:
         _try(scenario, index, replace(first, label=one.name))
     units: list[Unit] = []
     inputs: dict[str, Inputs] = {}
-    for unit, asked in _units(scenario):
+    for unit, asked in _units(scenario, pool.models):
         key = key_of(asked)
         units.append(replace(unit, key=key))
         inputs.setdefault(key, asked)
@@ -210,16 +216,22 @@ def _try(scenario: Scenario, index: int, unit: Unit) -> None:
             play(replace(asked, num_queries=1, arrivals=ArrivalsConfig(), workload=simple, trace=None), "")
 
 
-def _units(scenario: Scenario) -> Iterator[tuple[Unit, Inputs]]:
-    """Every unit with its inputs: the comparison over rates, then each sweep."""
+def _units(scenario: Scenario, models: Sequence[str]) -> Iterator[tuple[Unit, Inputs]]:
+    """Every unit with its inputs: the comparison over rates and its references, then each sweep."""
+    from headway.lab.reference_runs import reference_policies
+
     file = scenario.file
     bound = [None] if file.fluid_bound else []
+    references = reference_policies(file.references, models)
     for seed in file.seeds:
         for rate_per_s in file.rates_per_s:
             for one in (*scenario.policies, *bound):
                 label = FLUID_BOUND if one is None else one.name
                 unit = Unit(label=label, rate_per_s=rate_per_s, seed=seed)
                 yield unit, _inputs(scenario, one, unit)
+            for reference, row in references:
+                unit = Unit(label=row.name, rate_per_s=rate_per_s, seed=seed, reference=reference)
+                yield unit, _inputs(scenario, row, unit)
         for sweep in file.sweeps:
             for value in sweep.values:
                 for one in scenario.policies:
@@ -266,8 +278,11 @@ def _inputs(scenario: Scenario, one: PolicyConfig | None, unit: Unit) -> Inputs:
         trace=None if scenario.trace is None else str(scenario.trace),
         arrivals_trace=None if scenario.arrivals_trace is None else str(scenario.arrivals_trace),
         correcting=file.correcting,
-        keep_pairs=unit.seed == file.seeds[0],
-        keep_failures=unit.seed == file.seeds[0] and unit.rate_per_s == scenario.focus_rate_per_s and one is not None,
+        keep_pairs=unit.seed == file.seeds[0] and unit.reference is None,
+        keep_failures=unit.seed == file.seeds[0]
+        and unit.rate_per_s == scenario.focus_rate_per_s
+        and one is not None
+        and unit.reference is None,
     )
     if unit.sweep is None:
         return asked

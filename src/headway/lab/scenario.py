@@ -7,7 +7,7 @@ that holds nothing are refused before anything runs, each where it stands. It re
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,10 @@ Option = float | str | dict[str, float]
 
 #: A policy whose utilities come from the task label alone, or that knows what none can know.
 Sees = Literal["scenario", "task_label", "true_lengths", "truth"]
+#: What every policy is held against and costs nothing: the task label alone, random mixtures of two models, one
+#: threshold between two (see ``references``).
+Reference = Literal["task_label", "random_mix", "two_model"]
+REFERENCES: tuple[Reference, ...] = ("task_label", "random_mix", "two_model")
 #: What a sweep may vary; the unit is in the name. ``burst_ratio`` is the ratio of the two rates of ``mmpp2``.
 SweepOf = Literal["lambda_per_musd", "delta_per_ms", "snapshot_interval_ms", "burst_ratio"]
 
@@ -146,6 +150,7 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
     on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort"
     policies: list[str | PolicyConfig]
     baseline: Name | None = None
+    references: list[Reference] = field(default_factory=lambda: list(REFERENCES))
     sweeps: list[SweepConfig] = []
     fluid_bound: bool = False
 
@@ -240,9 +245,11 @@ def _check_lists(scenario: Scenario) -> None:
     for key, values in (("seeds", file.seeds), ("rates_per_s", file.rates_per_s), ("policies", file.policies)):
         if not values:
             raise scenario.error(key, "needs at least one entry")
-    for key, values in (("seeds", file.seeds), ("rates_per_s", file.rates_per_s)):
-        for index, value in enumerate(values):
-            if value in values[:index]:
+    unique: list[tuple[str, Sequence[object]]]
+    unique = [("seeds", file.seeds), ("rates_per_s", file.rates_per_s), ("references", file.references)]
+    for key, entries in unique:
+        for index, value in enumerate(entries):
+            if value in entries[:index]:
                 raise scenario.error(f"{key}[{index}]", f"{value} stands twice")
     if file.rates_per_s != sorted(file.rates_per_s):
         raise scenario.error("rates_per_s", "must rise from entry to entry")

@@ -15,6 +15,7 @@ from msgspec import Struct
 from headway.errors import ConfigError
 from headway.lab.intervals import Interval, area_under, paired_gain, paired_interval, t_interval
 from headway.lab.metrics import Score
+from headway.lab.reference_margins import Margin, ReferenceCell, margins, reference_cells
 from headway.lab.runs import FLUID_BOUND, Results
 from headway.lab.scenario import PolicyConfig
 from headway.lab.unit import Record
@@ -62,6 +63,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     cells: list[Cell]
     areas: list[Area]
     fluid_bound: dict[str, Interval]
+    references: list[ReferenceCell]
+    margins: list[Margin]
 
 
 class Table(Struct, frozen=True):
@@ -108,6 +111,8 @@ def compare(results: Results, baseline: str | None = None) -> Comparison:
             for rate_per_s in rates
             if (found := results.of(FLUID_BOUND, rate_per_s))
         },
+        references=reference_cells(results, rates),
+        margins=margins(results, plan.labels, rates),
     )
 
 
@@ -194,9 +199,49 @@ def utility_table(comparison: Comparison) -> Table:
     ]
     if len(bound) == len(rates):
         rows.append([FLUID_BOUND, *bound, ""])
+    known = _reference_rows(comparison, rates)
+    rows += known
     columns, rows = _without_empty(["policy", *(f"{rate:g} qps" for rate in rates), "mean"], rows)
     note = f"Mean over seeds ± half of its 95 % interval; {comparison.num_queries} queries a seed."
-    return Table("OnTimeUtility", columns, rows, note, ranked=True, unranked=(FLUID_BOUND, *comparison.oracles))
+    if known:
+        note += " Below: the best run of each reference at each rate, whatever it costs."
+    unranked = (FLUID_BOUND, *comparison.oracles, *(row[0] for row in known))
+    return Table("OnTimeUtility", columns, rows, note, ranked=True, unranked=unranked)
+
+
+def _reference_rows(comparison: Comparison, rates: Sequence[float]) -> list[list[str]]:
+    """The references by rates, each with the number of runs that its best one was chosen from."""
+    found = {(cell.reference, cell.rate_per_s): cell for cell in comparison.references}
+    rows = []
+    for reference in dict.fromkeys(cell.reference for cell in comparison.references):
+        cells = [found.get((reference, rate)) for rate in rates]
+        number = max(cell.num_runs for cell in cells if cell is not None)
+        name = f"reference {reference}" + (f", best of {number}" if number > 1 else "")
+        rows.append([name, *("" if cell is None else _value(cell.on_time_utility) for cell in cells), ""])
+    return rows
+
+
+def reference_table(comparison: Comparison) -> Table | None:
+    """What each policy is ahead of the nearest reference, by rates; None where no reference was played."""
+    rates, _ = _grid(comparison)
+    found = {(margin.policy, margin.rate_per_s): margin for margin in comparison.margins}
+    if not found:
+        return None
+    rows = []
+    for policy in dict.fromkeys(margin.policy for margin in comparison.margins):
+        known = [found.get((policy, rate)) for rate in rates]
+        beaten = sum(one is not None and one.beats_all for one in known)
+        cells = ["" if one is None else f"{_signed(one.less[one.nearest])} {one.nearest}" for one in known]
+        rows.append([policy, *cells, f"{beaten} of {sum(one is not None for one in known)}"])
+    columns = ["policy", *(f"{rate:g} qps" for rate in rates), "rates ahead of all"]
+    note = (
+        "OnTimeUtility less that of the reference that comes nearest, seed by seed, ± half of the 95 % interval; ahead "
+        "where the whole interval is. No router deserves praise that is not.\n"
+        "task_label: the best model by the task's means alone. two_model: the best of every two models with one "
+        "threshold on the predicted gain. random_mix: the upper hull over cost of random mixtures of two models, at "
+        "what the policy itself paid. None looks at an engine; the best is chosen on these very seeds, in its favour."
+    )
+    return Table("Against what costs nothing", columns, rows, note)
 
 
 def difference_table(comparison: Comparison) -> Table:

@@ -20,18 +20,20 @@ from numpy.typing import NDArray
 
 import headway
 from headway.errors import ConfigError
+from headway.estimate.base import Estimator
 from headway.estimate.registry import make_estimator
 from headway.lab import arrivals as arrival_processes
 from headway.lab.failures import Failure, failures
 from headway.lab.metrics import REFUSED, Outcomes, Score, score
 from headway.lab.pool import QWEN3_CARDS, LabInstance, Pool, lab_instance, qwen3_pool
 from headway.lab.predictions import PredictorQuality
+from headway.lab.reference_runs import NO_ESTIMATOR, make_player
 from headway.lab.scenario import ArrivalsConfig, Option, PoolConfig, SightConfig, WorkloadConfig
 from headway.lab.simulate import Sight, simulate
 from headway.lab.traces import Trace, load_arrivals, load_trace
 from headway.lab.truth import TASKS, stream
 from headway.lab.workload import EQUAL_SHARES, Workload, WorkloadSpec, four_task_workload, trace_workload
-from headway.policy.registry import POLICIES, make_policy
+from headway.policy.registry import POLICIES
 
 #: Shares of all queries at which times to first token are kept.
 QUANTILES: tuple[float, ...] = (*(round(0.02 * step, 2) for step in range(1, 50)), 0.99, 0.995, 0.999)
@@ -46,6 +48,7 @@ _NOT_CODE = (
     "run_figures.py",
     "drawing.py",
     "tables.py",
+    "reference_margins.py",
     "runs.py",
     "scenario.py",
     "speed.py",
@@ -129,8 +132,8 @@ def play(inputs: Inputs, key: str) -> Record:
     outcomes = simulate(
         workload,
         _with_exact_clock(pool) if inputs.clock == "exact" else pool,
-        policy=make_policy(inputs.policy, rng=stream(inputs.seed, "policy"), options=inputs.options),
-        estimator=make_estimator(inputs.estimator or POLICIES[inputs.policy].estimator),
+        policy=make_player(inputs.policy, inputs.options, stream(inputs.seed, "policy"), workload, pool),
+        estimator=_estimator(inputs),
         seed=inputs.seed,
         sight=Sight(
             interval_s=inputs.sight.snapshot_interval_ms / 1000.0,
@@ -149,6 +152,12 @@ def play(inputs: Inputs, key: str) -> Record:
         pairs={model: _pairs(outcomes, rows) for model, rows in models.items()} if inputs.keep_pairs else {},
         failures=_failures(workload, pool, outcomes) if inputs.keep_failures else [],
     )
+
+
+def _estimator(inputs: Inputs) -> Estimator | None:
+    if inputs.estimator == NO_ESTIMATOR or inputs.policy is None:
+        return None
+    return make_estimator(inputs.estimator or POLICIES[inputs.policy].estimator)
 
 
 def build_pool(config: PoolConfig) -> Pool:
