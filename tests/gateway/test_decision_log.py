@@ -11,7 +11,7 @@ import pytest
 
 from gateway_clients import CHAT, RawClient, chat, metrics, pool_of, post, until
 from headway.errors import ConfigError
-from headway.gateway.decision_log import LoggedDecision
+from headway.decision_row import LoggedDecision
 from headway.testing import FakeUpstream, Reply, running_gateway
 
 

@@ -29,7 +29,8 @@ _VERBS = {
     "collect": ("headway.cli.collect:collect", "Run prompts through every model of a pool and keep the answers."),
     "judge": ("headway.cli.judge:app", "Give collected answers a quality, by a judge or a rule; compare judges."),
     "lab": ("headway.cli.lab:app", "Compare routing policies on simulated fleets."),
-    "bench": ("headway.cli.bench:app", "Measure what the core costs, and how fast the lab simulates."),
+    "whatif": ("headway.cli.whatif:whatif", "Route logged traffic once more: other policies, another pool."),
+    "bench": ("headway.cli.bench:app", "Measure what the core, the gateway and the lab cost."),
     "version": ("headway.cli.version:version", "Print the versions of Headway, its core, Python and the platform."),
 }
 for _name, (_target, _help) in _VERBS.items():

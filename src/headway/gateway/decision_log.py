@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter
 
 from headway.config import Config
 from headway.config.keys import beside
+from headway.decision_row import LoggedDecision, LoggedInstance, LoggedModel
 from headway.errors import ConfigError
 from headway.gateway.decisions import DecisionRecord
 from headway.gateway.request import ClientRequest
@@ -29,70 +29,6 @@ from headway.types import Candidate, Outcome
 FLUSH_INTERVAL_S = 1.0
 #: Lines that wait to be written; more are lost, and counted.
 MAX_WAITING_BYTES = 16 << 20
-#: Version of the line's fields.
-VERSION = 1
-
-
-class LoggedModel(Struct, frozen=True):
-    """What one model was expected to make of the request."""
-
-    prompt_tokens: int | None
-    quality: float | None
-    output_tokens: float | None
-    cost_usd: float | None
-    prediction: str | None
-
-
-class LoggedInstance(Struct, frozen=True):
-    """One candidate as it stood; times in seconds, null where unknown or endless."""
-
-    id: str
-    model: str
-    verdict: str
-    utility: float | None
-    num_outstanding: int
-    ttft_s: float | None
-    ttft_p90_s: float | None
-    wait_s: float | None
-    source: str | None
-    snapshot_age_s: float | None
-
-
-class LoggedDecision(Struct, frozen=True, kw_only=True):
-    """One line. Times are seconds; ``wall_s`` is Unix time at arrival, ``ttft_s`` and ``duration_s`` count from there.
-
-    ``outcome`` is the last upstream call's, null where none was made; ``instances`` holds the chosen candidate alone
-    unless ``decisions.candidates`` is set. ``ttft_target_s`` is what was left of the target at the decision.
-    """
-
-    version: int = VERSION
-    wall_s: float
-    request_id: str
-    decision_id: str
-    client: str | None
-    operation: str
-    requested_model: str
-    stream: bool
-    max_tokens: int | None
-    priority: int
-    ttft_target_s: float | None
-    quality_min: float | None
-    max_cost_usd: float | None
-    policy: str
-    config_hash: str
-    reason: str
-    slo: str
-    held_s: float | None
-    retry_after_s: float | None
-    decision_s: float | None
-    models: dict[str, LoggedModel]
-    instances: list[LoggedInstance]
-    chosen: str | None
-    attempts: int
-    status: int
-    ttft_s: float | None
-    duration_s: float
-    outcome: Outcome | None
 
 
 class DecisionLog:
@@ -103,7 +39,7 @@ class DecisionLog:
     """
 
     def __init__(self, config: Config, registry: CollectorRegistry, *, seed: int = 0) -> None:
-        self._config = config.decisions
+        self._config, self._path = config.decisions, config.path
         self._file: RotatedFile | None = None
         self._rng = random.Random(seed)
         self._lines: list[bytes] = []
@@ -165,6 +101,7 @@ class DecisionLog:
             quality_min=targets.quality_min,
             max_cost_usd=targets.max_cost_usd,
             policy=decision.policy,
+            config=self._path,
             config_hash=decision.config_hash,
             reason=decision.reason,
             slo=decision.slo,

@@ -48,7 +48,8 @@ class Workload(Struct, frozen=True, eq=False, kw_only=True):
     """N queries on M models. ``task`` indexes ``task_names``; matrices are (N, M), with columns as in ``models``.
 
     Times are seconds from the start, sorted; lengths are tokens, true ones at least 1 and at most ``max_tokens``;
-    qualities lie in [0, 1]. ``note`` says what a reader of results should know of where the rows come from. The columns
+    qualities lie in [0, 1]. ``candidates`` names, for each query, the models that may answer it (None: all), where some
+    are bound to a model. ``note`` says what a reader of results should know of where the rows come from. The columns
     given become read-only.
 
     Raises:
@@ -69,6 +70,7 @@ class Workload(Struct, frozen=True, eq=False, kw_only=True):
     max_tokens: int
     lambda_per_musd: float = LAMBDA_PER_MUSD
     note: str = ""
+    candidates: tuple[tuple[str, ...] | None, ...] | None = None
 
     def __post_init__(self) -> None:
         num, num_models = len(self.arrival_s), len(self.models)
@@ -89,6 +91,8 @@ class Workload(Struct, frozen=True, eq=False, kw_only=True):
         for name in ("true_quality", "predicted_quality"):
             values = getattr(self, name)
             _require(name, values, (values >= 0) & (values <= 1), "must lie between 0 and 1")
+        if self.candidates is not None and len(self.candidates) != num:
+            raise DatasetError(f"column 'candidates' has {len(self.candidates)} rows, not {num}")
         for name in (*_MATRICES, "arrival_s", "task", "prompt_tokens", "ttft_target_s"):
             getattr(self, name).setflags(write=False)  # every policy must meet the same world
 
