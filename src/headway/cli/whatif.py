@@ -75,7 +75,7 @@ def _print_table(found: list[WhatIf]) -> None:
     )
     for column in ("policy", "met", "USD/1,000", "quality", "p50 s", "p99 s", "where, %"):
         left = column in ("policy", "where, %")
-        width = 16 if column == "where, %" else None
+        width = 12 if column == "where, %" else None
         table.add_column(column, justify="left" if left else "right", no_wrap=width is None, min_width=width)
     for one in found:
         table.add_row(

@@ -341,6 +341,7 @@ class _Run:
                     prompt_text="",
                     prompt_tokens=dict.fromkeys(models, prompt_tokens),
                     max_tokens=w.max_tokens,
+                    candidates=None if w.candidates is None else w.candidates[number],
                     ttft_target_s=target_s,
                 )
                 yield query, predictions
