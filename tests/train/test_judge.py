@@ -108,7 +108,7 @@ async def test_a_judge_that_misbehaves_leaves_every_row_accounted_for(tmp_path: 
         }[name]
 
     async with FakeUpstream(script) as upstream:
-        options = JudgeOptions(persistence=structs.replace(PERSISTENT, timeout_s=0.5), verdicts=3, concurrency=len(ids))
+        options = JudgeOptions(persistence=structs.replace(PERSISTENT, timeout_s=1.5), verdicts=3, concurrency=len(ids))
         summary = await judge(rows, [endpoint(upstream, model="judge-1")], out, options)
     judged = {(row.prompt_id, row.model): row.quality for row in read_rows(out)}
     assert len(judged) == len(rows)
