@@ -6,10 +6,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint types bench soak clients conformance format clean
+.PHONY: help build demo test lint types bench soak clients e2e conformance format clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.tools: requirements/build.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Headway needs Python 3.11 or newer; set PYTHON=..." >&2; exit 2; }
@@ -51,6 +51,10 @@ soak: $(VENV)/.built  ## half an hour of mixed load with kills and reloads; ever
 clients: $(VENV)/.dev  ## the official Node client against the gateway (needs node and npm; installs it once)
 	@command -v npm >/dev/null || echo "npm is not installed: the tests of the Node client will be skipped"
 	HEADWAY_CLIENTS=1 $(BIN)/python -m pytest tests/gateway/test_openai_node.py
+
+e2e: $(VENV)/.dev  ## real vLLM servers, end to end (installs vLLM once, 2.2 GB; HEADWAY_VLLM names the model maker)
+	$(BIN)/python tests/real_vllm_environment.py
+	HEADWAY_E2E=1 $(BIN)/python -m pytest tests/e2e
 
 conformance: $(VENV)/.dev  ## compare the core with the real vLLM scheduler (installs it once, 1.8 GB)
 	$(BIN)/python tests/conformance/run.py

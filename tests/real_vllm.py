@@ -34,7 +34,7 @@ DEFAULT_ARGUMENTS: Final = (
     "--disable-uvicorn-access-log",
 )
 #: From the start to the first answer; 20 to 40 s on an idle machine.
-READY_WITHIN_S: Final = 240.0
+READY_WITHIN_S: Final = 480.0
 _POLL_S = 0.25
 _LOG_TAIL_BYTES = 4000
 
@@ -68,7 +68,7 @@ class RealVllm:
         self.model = model
         self.directory = directory
         self.served_name = served_name
-        self.port = _free_port() if port is None else port
+        self.port = free_port() if port is None else port
         self.log = directory / "vllm.log"
         self._core = core
         self._environment = dict(environment or {})
@@ -178,7 +178,8 @@ class RealVllm:
         self.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
