@@ -21,8 +21,7 @@ _LOWEST_PER_S, _HIGHEST_PER_S = 5.0, 12.0
 _MIN_GAIN, _MAX_LOSS = 0.035, -0.01
 _MIN_BOUND_SHARE = 0.93
 #: Where the other settings and the other price rules are played.
-_SOME_RATES_PER_S = (5.0, 8.0, 10.0, 12.0)
-_RULE_RATES_PER_S = (5.0, 8.0, 12.0)
+_SOME_RATES_PER_S = (5.0, 8.0, 12.0)
 #: Up to which rate the oracle is no worse off than BEAR: beyond, its own fallback decides.
 _ORACLE_HIGHEST_PER_S = 8.6
 #: Settings in which nothing may be lost: name, in words, and what is unlike the default.
@@ -51,7 +50,7 @@ def _gain_needs(settings: Settings) -> list[Play]:
     rates = settings.rates_to(_HIGHEST_PER_S, _LOWEST_PER_S)
     units = grid([bear(settings), priced(settings)], rates, settings.seeds)
     rules = [priced(settings, price=price) for price in PRICES]
-    units += grid(rules, _some(settings, _RULE_RATES_PER_S), settings.seeds)
+    units += grid(rules, _some(settings, _SOME_RATES_PER_S), settings.seeds)
     for _, _, unlike in _ELSEWHERE:
         makers = [bear(settings, DEFAULT_FALLBACK, **unlike), priced(settings, **unlike)]
         units += grid(makers, _some(settings, _SOME_RATES_PER_S), settings.seeds)
@@ -91,7 +90,7 @@ def _at_rate(
 
 def _rule_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
     """Each price rule over the same rates."""
-    rates = _some(settings, _RULE_RATES_PER_S)
+    rates = _some(settings, _SOME_RATES_PER_S)
     setting = settings.describe(
         f"mean over {', '.join(f'{rate:g}' for rate in rates)} qps, fallback {DEFAULT_FALLBACK}"
     )
