@@ -6,10 +6,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint types bench soak clients e2e conformance format clean
+.PHONY: help build demo test lint types bench soak clients e2e real-engine conformance format clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.tools: requirements/build.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Headway needs Python 3.11 or newer; set PYTHON=..." >&2; exit 2; }
@@ -54,7 +54,10 @@ clients: $(VENV)/.dev  ## the official Node client against the gateway (needs no
 
 e2e: $(VENV)/.dev  ## real vLLM servers, end to end (installs vLLM once, 2.2 GB; HEADWAY_VLLM names the model maker)
 	$(BIN)/python tests/real_vllm_environment.py
-	HEADWAY_E2E=1 $(BIN)/python -m pytest tests/e2e
+	HEADWAY_E2E=1 $(BIN)/python -m pytest tests/e2e/test_publishing_vllm.py tests/e2e/test_real_vllm.py
+
+real-engine: $(VENV)/.dev  ## predictions against a real vLLM (needs an idle machine; ARGS="--only passes"; docs/real-engine.md)
+	$(BIN)/python tests/real_engine/run.py $(ARGS)
 
 conformance: $(VENV)/.dev  ## compare the core with the real vLLM scheduler (installs it once, 1.8 GB)
 	$(BIN)/python tests/conformance/run.py

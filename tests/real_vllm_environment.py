@@ -105,6 +105,9 @@ def engine_environment(directory: Path, *, core: int | None = None) -> dict[str,
 
 
 if __name__ == "__main__":
+    if not (MODEL_SCRIPTS / "make_model.py").exists():
+        print(f"{MODEL_SCRIPTS} holds no make_model.py (HEADWAY_VLLM): no real engine here", file=sys.stderr)
+        sys.exit(0)
     print(ensure_python())
     for model_size in _SHAPES:
         print(ensure_model(model_size))
