@@ -258,6 +258,22 @@ def test_a_restarted_engine_has_nothing_of_what_was_sent_before() -> None:
     assert fleet.release("new", 7.2)
 
 
+def test_blocks_in_use_beyond_the_replay_are_believed_once_all_readings_agree() -> None:
+    """Of six readings that show a thousand blocks more than replayed the first four change nothing."""
+    fleet = shadowed()
+    book(fleet, "r1", "a", now=0.0)
+    fleet.first_token_seen("r1", 0.1)
+    free = []
+    for at_s in range(1, 7):
+        fleet.observe_gauges("a", gauges(1, 0, at_s, usage=1064 / (LIMITS.num_blocks - 1)), at_s)
+        ask(fleet, float(at_s))
+        engine = view_of(fleet).engine
+        assert engine is not None
+        free.append(engine.free_blocks)
+    assert all(LIMITS.num_blocks - 1 - blocks < 100 for blocks in free[:4])
+    assert all(900 < LIMITS.num_blocks - 1 - blocks < 1100 for blocks in free[4:])
+
+
 def test_a_cache_unlike_the_profiles_is_told() -> None:
     """An engine with another number of blocks than configured shows as a problem."""
     fleet = shadowed()

@@ -123,6 +123,8 @@ class FleetView:
             num_settled=sum(1 for entry in view.ledger.values() if entry.booked_s < since_s),
             num_possible=len(view.ledger) + sum(1 for ended_s in view.released.values() if ended_s >= since_s),
         )
+        if view.shadow is not None:
+            view.shadow.gauged(round(gauges.kv_cache_usage * (view.shadow.limits.num_blocks - 1)), gauges.read_s)
         problem = None if limits is None else gauges.unlike(limits)
         view.problem = problem or (None if view.shadow is None else view.agreement.in_words())
 

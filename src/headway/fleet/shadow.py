@@ -11,6 +11,7 @@ it refuses to go on replaying an engine that has stopped to answer.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
@@ -32,6 +33,8 @@ _COUNT_SLACK, _COUNT_SLACK_SHARE = 8, 0.1
 _PHASE_SLACK_SHARE = 0.02
 #: An engine this many steps ahead of its replay is given the missing first token without further steps.
 _MAX_CATCH_UP_STEPS = 256
+#: So many readings of the blocks in use have to agree.
+_NUM_READINGS = 5
 #: Events of a stream say something of the tokens behind an event from here on.
 _MIN_EVENTS, _RATIO_WEIGHT = 16, 0.1
 
@@ -47,6 +50,8 @@ class Shadow:
         self.clock_scale = 1.0
         self.at_s = 0.0
         self.tokens_per_event = 1.0
+        self.num_hidden_blocks = 0  # in use beyond those of the replay, by the last gauges
+        self._hidden: deque[int] = deque([0] * _NUM_READINGS, maxlen=_NUM_READINGS)
         self._engine = ReplayedEngine(limits, step_time)
         self._unanswered: set[str] = set()  # streamed, and not yet given their first token by the replay
         self._promised: dict[str, LedgerEntry] = {}  # given theirs by the replay, and not yet seen
@@ -98,6 +103,16 @@ class Shadow:
             ratio = min(max(output_tokens / entry.num_events, 1.0), 16.0)
             self.tokens_per_event += _RATIO_WEIGHT * (ratio - self.tokens_per_event)
 
+    def gauged(self, num_used_blocks: int, now: float) -> None:
+        """Take in the engine's own count of blocks in use, at ``now``.
+
+        What all of the last readings show beyond the replay's own is believed; a single one may lie a batch beside the
+        replay, and a batch can take thousands of blocks.
+        """
+        self.advance(now)
+        self._hidden.append(num_used_blocks - self.own()[2])
+        self.num_hidden_blocks = max(min(self._hidden), 0)
+
     def restart(self, now: float, sent_before_s: float = math.inf) -> None:
         """The engine was started anew: what it had been sent before ``sent_before_s`` is gone."""
         for name in [name for name, entry in self._entries.items() if entry.booked_s < sent_before_s]:
@@ -106,6 +121,8 @@ class Shadow:
             self._unanswered.discard(name)
             self._promised.pop(name, None)
         self.at_s = now
+        self._hidden.extend([0] * _NUM_READINGS)
+        self.num_hidden_blocks = 0
 
     # ------------------------------------------------------------ the replay
 
@@ -148,15 +165,17 @@ class Shadow:
         time is expected to take as long again. O(requests).
         """
         self.advance(now)
-        self._heed_events(now)
-        self._put_counts_right()
+        self._let_go(now)
         here = self._engine.state()
+        self._heed_events(here.running, now)
+        if self._put_counts_right(here):
+            here = self._engine.state()
         return replace(
             here,
             running=[*others[0], *(self._expected(resident, rule) for resident in here.running)],
             waiting=[*others[1], *(self._expected(resident, rule) for resident in here.waiting)],
             residual_s=max(self.at_s - now, self.overdue_s(now)) / self.clock_scale,
-            free_blocks=None if others[0] else here.free_blocks,
+            free_blocks=None if others[0] else max(self._engine.free_blocks - self.num_hidden_blocks, 0),
         )
 
     def own(self) -> tuple[int, int, int]:
@@ -205,19 +224,23 @@ class Shadow:
 
     # ------------------------------------------------------------ corrections
 
-    def _heed_events(self, now: float) -> None:
-        """Let the newest events of all streams tell when the last batch ended, and that the engine lives."""
-        newest_s = max([entry.last_event_s for entry in self._entries.values()], default=-math.inf)
-        if self._promised:
-            took_s = self.at_s - min(entry.booked_s for entry in self._promised.values())
-            if newest_s > self.at_s + max(_HELD_BACK_S, took_s / 2):
-                self._promised.clear()
-                self.at_s = newest_s
-                self.advance(now)
+    def _let_go(self, now: float) -> None:
+        """Go on without promised first tokens where other streams show that the engine does."""
+        if not self._promised:
             return
-        if self.at_s <= now + TIE_S:
-            return  # between two batches
-        step_s = self._decode_step_s() if self._step_s is None else self._step_s
+        newest_s = max([entry.last_event_s for entry in self._entries.values()])
+        took_s = self.at_s - min(entry.booked_s for entry in self._promised.values())
+        if newest_s > self.at_s + max(_HELD_BACK_S, took_s / 2):
+            self._promised.clear()
+            self.at_s = newest_s
+            self.advance(now)
+
+    def _heed_events(self, running: Sequence[EngineRequest], now: float) -> None:
+        """Let the newest events of all streams tell when the last batch ended."""
+        if self._promised or self.at_s <= now + TIE_S:
+            return  # its first tokens will tell, or it is between two batches
+        newest_s = max([entry.last_event_s for entry in self._entries.values()], default=-math.inf)
+        step_s = self._decode_step_s(running) if self._step_s is None else self._step_s
         if step_s <= 0.0 or newest_s + 2 * step_s < now:
             return  # nothing decodes, or nothing is seen of it
         # Of a batch's events the first was the least on its way. The next batch cannot have ended: it would have shown.
@@ -226,21 +249,17 @@ class Shadow:
         if abs(ends_s - self.at_s) > _PHASE_SLACK_SHARE * step_s:
             self.at_s = ends_s
 
-    def _decode_step_s(self) -> float:
+    def _decode_step_s(self, running: Sequence[EngineRequest]) -> float:
         """How long the batch in flight takes, where it holds decodes only; 0 where there are none."""
-        chunks = [
-            (1, one.computed_tokens - one.scheduled_tokens - 1, True)
-            for one in self._engine.running
-            if one.output_tokens
-        ]
+        chunks = [(1, one.computed_tokens - one.scheduled_tokens - 1, True) for one in running if one.output_tokens]
         return batch_time_s(self.step_time, chunks) * self.clock_scale if chunks else 0.0
 
-    def _put_counts_right(self) -> None:
-        """Give answers that are clearly longer or shorter than replayed their own count."""
+    def _put_counts_right(self, here: EngineState) -> bool:
+        """Give answers that are clearly longer or shorter than replayed their own count; whether there were any."""
         if self._promised:
-            return  # the replay stands still, and counts with it
+            return False  # the replay stands still, and counts with it
         wrong: dict[str, int] = {}
-        for resident in self._engine.running:
+        for resident in here.running:
             entry = self._entries[resident.request_id]
             if not entry.num_events or not resident.output_tokens:
                 continue
@@ -249,6 +268,7 @@ class Shadow:
                 wrong[resident.request_id] = seen
         if wrong:
             self._reload(wrong)
+        return bool(wrong)
 
     def _reload(self, outputs: Mapping[str, int]) -> None:
         """Put the replay into its own state but for these requests, which are running with so many outputs."""

@@ -96,11 +96,15 @@ class ArrivalsConfig(Struct, frozen=True, kw_only=True):
 
 
 class SightConfig(Struct, frozen=True, kw_only=True):
-    """What the router sees: the engines' state at every decision (0), or snapshots this far apart."""
+    """What the router sees: the engines' state at every decision (0), or snapshots this far apart.
+
+    ``shadow``: no state at all, only what was sent, streams and gauges.
+    """
 
     snapshot_interval_ms: NonNegative = 0.0
     ageing: bool = True
     ledger: bool = True
+    shadow: bool = False
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True):

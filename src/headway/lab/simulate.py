@@ -23,6 +23,7 @@ from headway.estimate.base import Estimator
 from headway.fleet import FleetView, LengthRule
 from headway.lab.metrics import Outcomes, Status
 from headway.lab.pool import LabInstance, Pool
+from headway.lab.streams import Streams
 from headway.lab.workload import Workload
 from headway.policy.base import HoldingPolicy, Policy
 from headway.predict.base import cost_usd
@@ -42,6 +43,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     forward to the decision; ``ledger`` counts what was sent since. Both off shows what they are worth.
     ``every_step`` shows, in the place of the state at a decision, the one in which the present step began: what an
     engine's publisher shows. ``exact_lengths`` takes the predicted lengths for certain, which only an oracle's are.
+    ``shadow``: nothing is shown at all; engines are replayed from what was sent, what the streams show of each answer,
+    and gauges once a second, as a gateway sees them.
     """
 
     interval_s: float = 0.0
@@ -49,6 +52,7 @@ class Sight(Struct, frozen=True, kw_only=True):
     ledger: bool = True
     every_step: bool = False
     exact_lengths: bool = False
+    shadow: bool = False
 
 
 def truth_engine(instance: LabInstance, seed: int) -> TruthEngine:
@@ -134,7 +138,7 @@ class _Run:
         router: type[Router],
     ) -> None:
         self.workload, self.sight = workload, sight
-        self.is_shown = routed[0][1] is not None
+        self.is_shown = routed[0][1] is not None and not sight.shadow
         self.is_live = self.is_shown and sight.interval_s == 0 and not sight.every_step
         self.ids = [one.instance.id for one in pool.instances]
         self.columns = [workload.models.index(one.instance.model) for one in pool.instances]
@@ -150,6 +154,7 @@ class _Run:
                     length_rule=length_rule,
                     ageing=sight.ageing,
                     replay_ledger=sight.ledger,
+                    shadowed=self.ids if sight.shadow else (),
                 ),
                 models=pool.cards,
                 policy=policy,
@@ -167,6 +172,7 @@ class _Run:
         self.events: list[tuple[float, bool, int, str]] = []  # (time_s, ended, instance, request id), a heap
         self.shown_s = -float("inf")
         self.shown_steps = [-1] * len(self.ids)
+        self.streams = Streams(pool, self.engines) if sight.shadow else None
         if self.is_live:
             for index, engine in enumerate(self.engines):
                 self._show(index, engine, 0.0)
@@ -182,6 +188,8 @@ class _Run:
             now = arrival_s
             self._run_engines(now)
             self._tell(now)
+            if self.streams is not None:
+                self.streams.show(self.routers, now)
             query, predictions = next(queries)
             self._decide(number, query, predictions, now)
         self._work_off(now, float("inf"))

@@ -139,6 +139,7 @@ def play(inputs: Inputs, key: str) -> Record:
             interval_s=inputs.sight.snapshot_interval_ms / 1000.0,
             ageing=inputs.sight.ageing,
             ledger=inputs.sight.ledger,
+            shadow=inputs.sight.shadow,
         ),
         on_infeasible=inputs.on_infeasible,
         correcting=inputs.correcting,
