@@ -1,10 +1,12 @@
 """Part ``errors``: what the predicted times to first token miss, taken apart. Reads the passes; runs nothing.
 
-Of each request of the passes with snapshots: *step time*, fitted against measured time of the very batches that the
-engine ran from its first sight of the request to its first token; *unknown lengths*, the replay with every answer
-expected to be as long as the trace's mean against the replay with true lengths, both with fitted step times; *arrival
-delay*, from the end of the batch in flight at the decision to the batch that saw the request; *HTTP*, from client to
-gateway, gateway to engine, and the first token's way back. The first is signed as predicted − observed.
+Of each request of the passes with snapshots, predicted − observed is the exact sum of: *step time*, fitted against
+measured time of the very batches that the engine ran from its first sight of the request to its first token; *batch in
+flight*, the same for what was left of the batch that ran at the decision; *arrival delay*, from that batch's end to the
+one that saw the request; *HTTP*, from the client to the decision and the first token's way back; the *correction* that
+was learned; and the *rest*, mostly requests that came later and made its batches longer. *Unknown lengths* stand
+beside: the replay with every answer as long as the trace's mean against the replay with true lengths, both with fitted
+step times.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 
 from headway._core import LengthRule, ReplayedEngine
 from headway.calibrate.read_log import read_step_log
-from headway.calibrate.step_table import predict_s
+from headway.calibrate.step_table import Column, predict_s
 from headway.profiles import Profile, load_profile
 from headway.types import EngineRequest, EngineState
 from real_engine.mirror import Run, along, newcomers_of, read_run
@@ -66,29 +68,36 @@ def _collect(parts: dict[str, list[float]], done: Pass, log: Path, profile: Prof
         assert engine is not None
         if row.decided_s is None or client.first_s is None or client.predicted_s is None:
             continue
+        if row.raw_s is None:
+            continue
         ran = slice(engine.seen, engine.first_token + 1)
         observed_s = client.first_s - client.sent_s
-        way_in_s = (row.decided_s - client.sent_s) + (engine.arrival_s - row.decided_s)
+        left_s, fitted_left_s = _left_s(run, fitted_s, done.zero_s, row.decided_s, engine)
         values = {
             "observed": observed_s,
             "total": client.predicted_s - observed_s,
             "step_time": float((fitted_s[ran] - table.time_s[ran]).sum()),
+            "in_flight": fitted_left_s - left_s,
+            "arrival_delay": -(engine.seen_s - row.decided_s - left_s),
+            "http": -(row.decided_s - client.sent_s) - (client.first_s - engine.first_token_s),
+            "correction": client.predicted_s - row.raw_s,
+            "rest": row.raw_s - fitted_left_s - float(fitted_s[ran].sum()),
             "unknown_lengths": lengths[client.request_id],
-            "arrival_delay": -_delay_s(run, done.zero_s, row.decided_s, engine),
-            "http_in": -way_in_s,
-            "http_out": -(client.first_s - engine.first_token_s),
         }
         for name, value in values.items():
             parts.setdefault(name, []).append(value)
 
 
-def _delay_s(run: Run, zero_s: float, decided_s: float, engine: EngineTimes) -> float:
-    """How much later the request was seen than the first chance after the decision."""
-    before = [batch for batch in run.batches[: engine.seen] if batch.start_s + zero_s <= decided_s]
-    chance_s = decided_s
-    if before:
-        chance_s = max(decided_s, before[-1].start_s + before[-1].time_s + zero_s)
-    return max(engine.seen_s - chance_s, 0.0)
+def _left_s(run: Run, fitted_s: Column, zero_s: float, decided_s: float, engine: EngineTimes) -> tuple[float, float]:
+    """What was left of the batch in flight at the decision, as measured and by its fitted time; 0 where none was."""
+    for index in range(engine.seen - 1, -1, -1):
+        batch = run.batches[index]
+        if batch.start_s + zero_s <= decided_s:
+            into_s = decided_s - batch.start_s - zero_s
+            if into_s >= batch.time_s:
+                return 0.0, 0.0
+            return batch.time_s - into_s, max(float(fitted_s[index]) - into_s, 0.0)
+    return 0.0, 0.0
 
 
 def _length_errors(run: Run, done: Pass, profile: Profile) -> dict[str, float]:

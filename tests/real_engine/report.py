@@ -23,12 +23,14 @@ STATE_NAMES: Final = {
     "prefill_throughput": "prefill throughput, refitted", "history": "history",
 }  # fmt: skip
 CAUSE_NAMES: Final = {
-    "total": "all of it (predicted − observed at the client)",
-    "step_time": "step time: fitted − measured, same batches",
-    "unknown_lengths": "unknown lengths: mean instead of true (not in the total)",
-    "arrival_delay": "arrival delay: seen later than the first chance",
-    "http_in": "HTTP in: client → gateway → engine's server",
-    "http_out": "HTTP out: end of the batch → client",
+    "total": "**all of it**",
+    "step_time": "step time",
+    "in_flight": "batch in flight",
+    "arrival_delay": "arrival delay",
+    "http": "HTTP",
+    "correction": "correction",
+    "rest": "later arrivals in its batches, and the rest",
+    "unknown_lengths": "unknown lengths (beside)",
 }
 
 
@@ -243,7 +245,13 @@ def _errors(part: dict[str, Any] | None) -> str:
     head = ["workload", "cause", "mean ms", "mean |ms|", "mean share of TTFT"]
     return f"""## The error by cause
 
-Over the passes with snapshots. The causes partly cancel, and corrections learned on the way take out what is steady.
+Over the passes with snapshots, predicted − observed at the client is the sum of: *step time*, fitted − measured, of the
+very batches from the engine's first sight of a request to its first token; *batch in flight*, the same for what was
+left of the batch that ran at the decision; *arrival delay* behind that batch (HTTP between gateway and engine, where it
+does not pass while a batch runs); *HTTP* from the client to the decision and back from the engine; the *correction*
+that the gateway learned; and the *rest*, mostly requests that came later and made its batches longer. *Unknown lengths*
+were not part of it, because answers had the length asked for: they are the replay with the trace's mean length against
+that with true lengths.
 
 {_table(head, rows)}"""
 
