@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 _TABLE_WIDTH = 126
+_CHARGE_WIDTH = 8
 
 
 def route(
@@ -91,14 +92,17 @@ def _show(decision: dict[str, object]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    console.width = max(console.width, _TABLE_WIDTH)  # a narrow terminal wraps a line; cut figures would be worse
+    candidates = cast("list[dict[str, object]]", decision["candidates"])
+    charges = ("price", "harm") if any(candidate.get("price") is not None for candidate in candidates) else ()
+    width = _TABLE_WIDTH + _CHARGE_WIDTH * len(charges)
+    console.width = max(console.width, width)  # a narrow terminal wraps a line; cut figures would be worse
     table = Table(box=None, pad_edge=False)
     for name in ("", "instance (model)", "verdict"):
         table.add_column(name, no_wrap=True)
-    for name in ("TTFT ms", "p90", "wait", "quality", "cost µ$", "utility", "in", "out", "queue"):
+    for name in ("TTFT ms", "p90", "wait", "quality", "cost µ$", "utility", *charges, "in", "out", "queue"):
         table.add_column(name, justify="right")
     table.add_column("estimate")
-    for candidate in cast("list[dict[str, object]]", decision["candidates"]):
+    for candidate in candidates:
         estimate = cast("dict[str, object]", candidate["estimate"] or {})
         age = _figure(estimate.get("snapshot_age_s"), 1e3, ".0f")
         source = str(estimate.get("source") or "-")
@@ -112,6 +116,7 @@ def _show(decision: dict[str, object]) -> None:
             _figure(candidate["quality"], 1, ".3f"),
             _figure(candidate["cost_usd"], 1e6),
             _figure(candidate["utility"], 1, ".3f"),
+            *(_figure(candidate[name], 1, ".3f") for name in charges),
             _figure(candidate["prompt_tokens"], 1, ".0f"),
             _figure(candidate["output_tokens"], 1, ".0f"),
             str(candidate["num_outstanding"]),
