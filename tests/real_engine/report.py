@@ -77,7 +77,7 @@ def verdicts(found: dict[str, Any]) -> list[dict[str, Any]]:
 def page(found: dict[str, Any]) -> str:
     """The report as Markdown."""
     sections = [
-        _HEAD.format(machine=found["machine"]),
+        _HEAD.format(machine=found["machine"], scales=_scales(found["parts"])),
         _ttft(found),
         _expectations(found["verdicts"]),
         _calibration(found["parts"]["calibrate"]),
@@ -101,8 +101,10 @@ $ make real-engine                                   # everything, about an hour
 $ make real-engine ARGS="--only passes --only report"    # one part; what is there already is not run again
 ```
 
-`docs/real-engine.json` holds the same figures and more. Requests are token-id prompts of exact length with
-`ignore_eos`, so that answers have the length asked for and the gateway may take `max_tokens` for it."""
+`docs/real-engine.json` holds the same figures and more. Here parts ran with
+{scales}.
+Requests are token-id prompts of exact length with `ignore_eos`, so that answers have the length asked for and the
+gateway may take `max_tokens` for it."""
 
 _TAIL: Final = """## What would change on a GPU
 
@@ -112,6 +114,11 @@ schedule asynchronously there: one more batch is fixed before a newcomer is seen
 (`async_scheduling`) and `make conformance` compares with vLLM's AsyncScheduler, but no page of this kind has measured
 by the clock. Budgets of 8,192 tokens and more make long prompts one batch. What is counted in batches, not in seconds,
 carries over as it is."""
+
+
+def _scales(parts: dict[str, Any]) -> str:
+    """The ``--scale`` of each part."""
+    return ", ".join(f"`--only {name} --scale {part['scale']:g}`" for name, part in parts.items() if part is not None)
 
 
 def _machine() -> str:
@@ -127,8 +134,8 @@ def _percent(value: float | None) -> str:
     return "—" if value is None else f"{100 * value:.1f} %"
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+def _table(head: list[str], rows: list[list[str]], *, num_left: int = 1) -> str:
+    lines = [head, ["---"] * num_left + ["---:"] * (len(head) - num_left), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -151,14 +158,31 @@ def _ttft(found: dict[str, Any]) -> str:
     hindsight = best.get("client_best_scale", {}).get("mape")
     return f"""## Predicted and observed time to first token
 
-The same recorded workloads through fresh gateways that know the engine in different ways ({loads}; the first five of
-each pass, from which corrections and histories learn, are left out). MAPE is the mean of |predicted ÷ observed − 1|,
-the median that of the same, the bias the mean without the bars; *by time* is Σ|predicted − observed| ÷ Σ observed. The
-noise floor is the MAPE of the first run of the workload taken as a prediction of its second run.
+The same recorded workloads through fresh gateways that know the engine in different ways ({loads};
+the first five of each pass, from which corrections and histories learn, are left out). MAPE is the mean of
+|predicted ÷ observed − 1|, the median that of the same, the bias the mean without the bars; *by time* is
+Σ|predicted − observed| ÷ Σ observed. The noise floor is the MAPE of the first run of the workload taken as a prediction
+of its second run.
 
-{_table(head, rows)}
+{_table(head, rows, num_left=2)}
 
-With its one constant chosen in hindsight for these very rows, prefill throughput comes to {_percent(hindsight)}."""
+With its one constant chosen in hindsight for these very rows, prefill throughput comes to {_percent(hindsight)}. Before
+any correction learned on the way, snapshots come to {_uncorrected(found, "snapshots")} and shadow state to
+{_uncorrected(found, "shadow")}. Who spoke: {_speakers(found)}."""
+
+
+def _uncorrected(found: dict[str, Any], state: str) -> str:
+    one = found["pooled"].get(state) or {}
+    return _percent(one.get("client_uncorrected", {}).get("mape"))
+
+
+def _speakers(found: dict[str, Any]) -> str:
+    """By whom the estimates of each state really were made."""
+    return "; ".join(
+        f"{STATE_NAMES[state]}: " + ", ".join(f"{source} {num}" for source, num in one["sources"].items())
+        for state, one in found["pooled"].items()
+        if one is not None and "sources" in one
+    )
 
 
 def _ttft_row(shape: str, name: str, one: dict[str, Any] | None, floor: float | None) -> list[str]:
@@ -242,7 +266,7 @@ def _errors(part: dict[str, Any] | None) -> str:
         for shape, found in shapes.items()
         for cause, one in found["causes"].items()
     ]  # fmt: skip
-    head = ["workload", "cause", "mean ms", "mean |ms|", "mean share of TTFT"]
+    head = ["workload", "cause", "mean ms", "mean absolute ms", "mean share of TTFT"]
     return f"""## The error by cause
 
 Over the passes with snapshots, predicted − observed at the client is the sum of: *step time*, fitted − measured, of the
@@ -253,7 +277,7 @@ that the gateway learned; and the *rest*, mostly requests that came later and ma
 were not part of it, because answers had the length asked for: they are the replay with the trace's mean length against
 that with true lengths.
 
-{_table(head, rows)}"""
+{_table(head, rows, num_left=2)}"""
 
 
 def _choice(part: dict[str, Any] | None) -> str:

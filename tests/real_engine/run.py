@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def main() -> int:
     if not TRACE.exists():
         print(f"{TRACE} is not there: set HEADWAY_DATA to the directory that holds traces/", file=sys.stderr)
         return 2
+    logging.getLogger("headway").addHandler(logging.NullHandler())  # the gateways' events are none of the report
     ensure_python()
     ensure_model("512x8")
     asked.results.mkdir(parents=True, exist_ok=True)
