@@ -7,12 +7,14 @@ is wrong is reported at the configuration's own line. It refuses to open sockets
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from headway.config import Config, InstanceConfig, ModelConfig
-from headway.errors import ConfigError, EngineInputError, ProfileError
+from headway.config.keys import beside
+from headway.errors import ArtifactError, ConfigError, EngineInputError, ProfileError
 from headway.estimate.base import Estimator
 from headway.estimate.registry import make_estimator
 from headway.fleet import FleetView
@@ -27,17 +29,22 @@ from headway.snapshot.shared_memory import segment_path
 from headway.types import EngineLimits, Instance, ModelCard, ModelPrior
 
 
-def build_router(config: Config, *, seed: int = 0) -> Router:
+def build_router(config: Config, *, predictor: Predictor | None = None, seed: int = 0) -> Router:
     """A router over the pool of ``config``; ``seed`` feeds what a policy draws.
 
+    ``predictor`` is the one that the configuration names, where it is loaded already.
+
     Raises:
-        ConfigError: a profile, limit, segment, address or policy option is wrong; path, line and key say where.
+        ConfigError: a profile, limit, segment, address, policy option or predictor is wrong; path, line and key say
+            where.
     """
     shadowed = [entry.id for entry in config.instances if entry.shadowed]
-    return _router(config, FleetView(build_instances(config), shadowed=shadowed), _predictor(config), seed)
+    return _router(config, FleetView(build_instances(config), shadowed=shadowed), predictor or _predictor(config), seed)
 
 
-def rebuild_router(config: Config, earlier: Router, before: Config, *, now: float, seed: int = 0) -> Router:
+def rebuild_router(
+    config: Config, earlier: Router, before: Config, *, now: float, predictor: Predictor | None = None, seed: int = 0
+) -> Router:
     """A router for ``config`` that goes on from ``earlier``, which served ``before`` and is used up thereby.
 
     Instances described as before keep their state and requests. The estimator goes on with what it learned where it is
@@ -46,11 +53,12 @@ def rebuild_router(config: Config, earlier: Router, before: Config, *, now: floa
     Raises:
         ConfigError: as :func:`build_router`.
     """
-    build_router(config, seed=seed)  # whatever is wrong is found here
+    predictor = predictor or _predictor(config)
+    build_router(config, predictor=predictor, seed=seed)  # whatever is wrong is found here
     shadowed = [entry.id for entry in config.instances if entry.shadowed]
     fleet = FleetView(build_instances(config), shadowed=shadowed)
     begun = fleet.adopt(earlier.fleet, now)
-    router = _router(config, fleet, _predictor(config), seed, _same_estimator(config, earlier, before))
+    router = _router(config, fleet, predictor, seed, _same_estimator(config, earlier, before))
     router.adopt(earlier, begun)
     return router
 
@@ -61,7 +69,34 @@ def _same_estimator(config: Config, earlier: Router, before: Config) -> Estimato
 
 
 def _predictor(config: Config) -> Predictor:
+    path = predictor_path(config, config.routing.predictor)
+    if path is None:
+        return prior_predictor(config)
+    try:
+        return load_predictor(config, path.read_bytes())
+    except OSError as error:
+        raise config.error("routing.predictor", f"{path}: cannot be read: {error.strerror}") from error
+    except ArtifactError as error:
+        raise config.error("routing.predictor", f"{path}: {error}", kind=ArtifactError) from error
+
+
+def prior_predictor(config: Config) -> Predictor:
+    """The predictor that knows only what the configuration says of each model."""
     return PriorPredictor({model.name: model_card(model) for model in config.models})
+
+
+def predictor_path(config: Config, name: str) -> Path | None:
+    """Where the artifact that ``routing.predictor`` or ``shadow.predictor`` names lies; None for the prior."""
+    return None if name == "prior" else beside(config, name)
+
+
+def load_predictor(config: Config, content: bytes) -> Predictor:
+    """The predictor in an artifact's bytes, for the models of ``config``.
+
+    Raises:
+        ArtifactError: no artifact, damaged, or of no use here.
+    """
+    raise ArtifactError("learned predictors are not built yet; use prior")
 
 
 def build_shadow(config: Config, live: Router, predictor: Predictor, *, seed: int = 0) -> Router:

@@ -22,7 +22,9 @@ import yaml
 from aiohttp import web
 from msgspec import Struct
 
+from headway.assembly import load_predictor
 from headway.config import Config, parse_config
+from headway.gateway.predictors import Load
 from headway.gateway.server import Server, listen
 from headway.gateway.state import Gateway
 from headway.types import EngineLimits, Snapshot, SnapshotRequest
@@ -330,9 +332,11 @@ class RunningGateway(Struct, frozen=True):
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(config: Config, *, seed: int = 0) -> AsyncIterator[RunningGateway]:
+async def running_gateway(
+    config: Config, *, seed: int = 0, load: Load = load_predictor
+) -> AsyncIterator[RunningGateway]:
     """A real server on a free port inside this event loop, stopped at the end."""
-    gateway = Gateway(config, seed=seed)
+    gateway = Gateway(config, seed=seed, load=load)
     listening = asyncio.Event()
     server = Server(gateway, listen("127.0.0.1", 0), on_listening=lambda address: listening.set(), handle_signals=False)
     serving = asyncio.create_task(server.serve())

@@ -103,14 +103,20 @@ def test_complaints_name_path_line_and_key(old: str, new: str, key: str, line: i
     ("old", "new", "key"),
     [
         ("{name: hosted-large}", "{name: hosted-large, tokenizer: t.json}", "models[1].tokenizer"),
-        ("predictor: prior", "predictor: learned", "routing.predictor"),
     ],
 )
 def test_features_that_are_not_built_are_refused_by_name(old: str, new: str, key: str) -> None:
-    """A key or value of a later feature is turned down by name, not as a typing error."""
+    """A key of a later feature is turned down by name, not as a typing error."""
     error = complaint(POOL.replace(old, new))
     assert error.key == key
     assert "not built yet" in str(error)
+
+
+def test_a_predictor_that_is_not_there_is_named_where_it_stands() -> None:
+    """What is no prior is the path of an artifact."""
+    error = complaint(POOL.replace("predictor: prior", "predictor: nowhere.hw"))
+    assert (error.key, error.line) == ("routing.predictor", 11)
+    assert "nowhere.hw: cannot be read" in str(error)
 
 
 def test_profiles_are_checked_where_they_are_named() -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar, Union, get_args, get_origin
 import msgspec
 import yaml
 
-from headway.config.tree import NOT_BUILT_KEYS, NOT_BUILT_VALUES, Secret
+from headway.config.tree import NOT_BUILT_KEYS, Secret
 from headway.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -118,7 +118,6 @@ class NodeReader:
             if name not in fields:
                 raise self._error(key_node, dotted, f"unknown key{did_you_mean(name, list(fields))}")
             self.locations[dotted] = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
-            self._refuse_unbuilt_value(child, dotted, pattern)
             values[name] = self._value(child, fields[name].type, dotted, above)
         for name, field in fields.items():
             if field.required and name not in values:
@@ -144,12 +143,6 @@ class NodeReader:
                 raise self._error(key_node, _join(key, name), f"repeated key, first used in line {line}")
             own[name] = (key_node, child)
         return {**merged, **own}
-
-    def _refuse_unbuilt_value(self, node: yaml.Node, key: str, pattern: str) -> None:
-        later = NOT_BUILT_VALUES.get(pattern, {})
-        value = self._plain(node, key) if later and isinstance(node, yaml.ScalarNode) else None
-        if isinstance(value, str) and value in later:
-            raise self._error(node, key, f"{value!r}: {later[value]}")
 
     def _plain(self, node: yaml.Node, key: str) -> object:
         try:

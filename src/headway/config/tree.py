@@ -1,7 +1,7 @@
 """The configuration tree as frozen Structs: what a pool's YAML file may say, with units, ranges and defaults.
 
-A field here is a key there. The tree refuses to hold what is not built: a key or value of a later feature is listed
-in ``NOT_BUILT_KEYS`` or ``NOT_BUILT_VALUES`` and turned down by name, so that no file promises too much.
+A field here is a key there. The tree refuses to hold what is not built: a key of a later feature is listed in
+``NOT_BUILT_KEYS`` and turned down by name, so that no file promises too much.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ EngineKind = Literal["vllm-0.32", "hosted"]
 
 #: Keys of later features. A pattern is a dotted key without its list indices.
 NOT_BUILT_KEYS: dict[str, str] = {
-    "shadow.predictor": "shadow predictors are not built yet",
     "models[].tokenizer": "tokenizers are not built yet; tokens are counted as bytes/4, corrected by reported usage",
-}
-
-#: Values of later features, by key and value.
-NOT_BUILT_VALUES: dict[str, dict[str, str]] = {
-    "routing.predictor": {"learned": "learned predictors are not built yet; use prior"},
 }
 
 
@@ -152,6 +146,7 @@ class Alias(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a query finds its instance. ``lambda_per_musd`` is utility per micro-USD, ``delta_per_ms`` utility per ms.
 
+    ``predictor`` is ``prior``, or the path of a trained artifact relative to the configuration's directory.
     ``delta_per_ms`` 0 means a hard target. ``default_ttft_ms`` is the target of queries without one. ``fallback`` is
     where ``best_effort`` sends a query that no instance can answer in time (``bear`` with a hard target only, and there
     ``least_work`` by default). ``price`` is how ``priced_bear`` finds what an instance's time is worth.
@@ -160,7 +155,7 @@ class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str = "bear"
     lambda_per_musd: NonNegative = 5e-4
     delta_per_ms: NonNegative = 0.0
-    predictor: Literal["prior"] = "prior"
+    predictor: Name = "prior"
     default_ttft_ms: Annotated[float, Meta(gt=0)] | None = None
     on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort"
     fallback: Literal["least_ttft", "least_work"] | None = None
@@ -200,7 +195,7 @@ class Resilience(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ShadowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A second policy or predictor that decides beside the first, for a share of the decisions; nobody is sent by it.
 
-    What is left out is as in ``routing``.
+    What is left out is as in ``routing``; ``predictor`` is written as there.
     """
 
     policy: str | None = None

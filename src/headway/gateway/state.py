@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from headway.assembly import build_router, build_shadow, model_card, rebuild_router
+from headway.assembly import build_router, build_shadow, load_predictor, model_card, rebuild_router
 from headway.config import Config
 from headway.errors import HeadwayError, RejectedError, RequestError
 from headway.gateway.decision_log import FLUSH_INTERVAL_S, DecisionLog
@@ -25,6 +25,8 @@ from headway.gateway.guard import Guard
 from headway.gateway.health import PROBE_INTERVAL_S, HealthBoard, probe
 from headway.gateway.keys import SAVE_INTERVAL_S, KeyRing
 from headway.gateway.log import logger
+from headway.gateway.predictor_watch import WATCH_INTERVAL_S as PREDICTOR_INTERVAL_S
+from headway.gateway.predictors import Load, Predictors
 from headway.gateway.queue import CentralQueue
 from headway.gateway.reload import WATCH_INTERVAL_S, Reloader
 from headway.gateway.request import ClientRequest
@@ -42,16 +44,25 @@ FEEDBACK_SWEEP_S = 1.0
 
 
 class Gateway:
-    """One gateway's state.
+    """One gateway's state. ``load`` makes a predictor of an artifact's bytes.
 
     Raises:
         ConfigError: the pool cannot be built, or an API key's environment variable is not set.
     """
 
-    def __init__(self, config: Config, *, seed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        load: Load = load_predictor,
+    ) -> None:
         self.config = config
         self.clock = clock
-        self.router = build_router(config, seed=seed)
+        self.telemetry = Telemetry()
+        self.predictors = Predictors(config, load, self.telemetry.registry)
+        self.router = build_router(config, predictor=self.predictors.of_live(config), seed=seed)
         self.fleet = self.router.fleet
         self.targets = resolve_targets(config)
         self.keys = KeyRing(config)
@@ -66,13 +77,13 @@ class Gateway:
         self.decisions = DecisionStore()
         self.queue = CentralQueue(self)
         self.token_ratio = TokenRatio(model.name for model in config.models)
-        self.telemetry = Telemetry()
         self.telemetry.registry.register(PoolCollector(self))
         self.feedback = FeedbackBook(config, self.telemetry.registry, clock)
         self.decision_log = DecisionLog(config, self.telemetry.registry, seed=seed)
         self.shadow: Shadow | None = None
         if config.shadow is not None:
-            router = build_shadow(config, self.router, LivePredictor(self.router), seed=seed)
+            predictor = self.predictors.of_shadow(config, LivePredictor(self.router))
+            router = build_shadow(config, self.router, predictor, seed=seed)
             self.shadow = Shadow(router, sample=config.shadow.sample, registry=self.telemetry.registry, seed=seed)
         self.cards: dict[str, ModelCard] = {model.name: model_card(model) for model in config.models}
         self.draining = False
@@ -81,6 +92,7 @@ class Gateway:
         self._aliases = _aliases_of(config)
         self._models = tuple(model.name for model in config.models)
         self._seed, self._idle_shadow = seed, self.shadow
+        self._follow_predictors()
         self.reloader = Reloader(self)
         self.started_s = clock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,6 +111,7 @@ class Gateway:
             loop.create_task(_every(FLUSH_INTERVAL_S, "decision_log", self.decision_log.flush)),
             loop.create_task(_every(SAVE_INTERVAL_S, "save_spend", self._save_spend)),
             loop.create_task(_every(WATCH_INTERVAL_S, "watch_files", self.reloader.look)),
+            loop.create_task(_every(PREDICTOR_INTERVAL_S, "watch_predictors", self.predictors.look)),
         ]
 
     async def _poll_snapshots(self) -> None:
@@ -141,12 +154,16 @@ class Gateway:
         Raises:
             ConfigError: something of it is wrong; nothing has changed then.
         """
-        trial = build_router(config, seed=self._seed)
+        watches = self.predictors.prepare(config)
+        predictor = self.predictors.of_live(config, watches)
+        trial = build_router(config, predictor=predictor, seed=self._seed)
         if config.shadow is not None:
             build_shadow(config, trial, LivePredictor(trial), seed=self._seed)
         targets, keys = resolve_targets(config), KeyRing(config, self.keys)
         # From here on nothing can fail, and nothing else runs in between.
-        router = rebuild_router(config, self.router, self.config, now=self.clock(), seed=self._seed)
+        router = rebuild_router(
+            config, self.router, self.config, now=self.clock(), predictor=predictor, seed=self._seed
+        )
         self.config, self.router, self.fleet, self.targets, self.keys = config, router, router.fleet, targets, keys
         keys.take_effect()
         self.health.reconfigure(
@@ -159,19 +176,28 @@ class Gateway:
         self._models = tuple(model.name for model in config.models)
         self.cards = {model.name: model_card(model) for model in config.models}
         self.token_ratio.add(self._models)
+        self.predictors.take(config, watches)
         self.shadow = self._reconfigured_shadow(config)
+        self._follow_predictors()
         self.queue.wake()
 
     def _reconfigured_shadow(self, config: Config) -> Shadow | None:
         if config.shadow is None:
             return None
-        router = build_shadow(config, self.router, LivePredictor(self.router), seed=self._seed)
+        predictor = self.predictors.of_shadow(config, LivePredictor(self.router))
+        router = build_shadow(config, self.router, predictor, seed=self._seed)
         sample = config.shadow.sample
         if self._idle_shadow is None:  # one is made once: its metrics can be registered only once
             self._idle_shadow = Shadow(router, sample=sample, registry=self.telemetry.registry, seed=self._seed)
         else:
             self._idle_shadow.reconfigure(router, sample=sample)
         return self._idle_shadow
+
+    def _follow_predictors(self) -> None:
+        """Give new predictors to the routers of this configuration."""
+        self.predictors.follow("live", self.router.use_predictor)
+        if self.shadow is not None:
+            self.predictors.follow("shadow", self.shadow.router.use_predictor)
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
