@@ -219,6 +219,7 @@ class BidPricePolicy:
         for request in control.plan.requests():
             if str(request) not in fleet:
                 control.ended(request, period)
+        control.plan.catch_up(period)  # else who outlives the prediction would count as another's
         slots, tokens = control.plan.window(period)
         planned = zip(fleet.views, slots[:, 0].tolist(), tokens[:, 0].tolist(), strict=True)
         others = [_beyond(view, *here) for view, *here in planned]

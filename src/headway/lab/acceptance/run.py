@@ -12,7 +12,18 @@ from collections.abc import Callable, Hashable, Sequence
 
 from headway.calibrate.acceptance import AcceptanceRow
 from headway.errors import ConfigError, HeadwayError
-from headway.lab.acceptance import baselines, estimates, knowledge, priced, queueing, staleness, steps, utility
+from headway.lab.acceptance import (
+    baselines,
+    bid_price,
+    bid_price_weights,
+    estimates,
+    knowledge,
+    priced,
+    queueing,
+    staleness,
+    steps,
+    utility,
+)
 from headway.lab.acceptance.settings import Settings
 from headway.lab.acceptance.table import Group, Results, Unit
 
@@ -23,7 +34,10 @@ def _number(claim_id: str) -> tuple[int, str]:
     return int(digits), claim_id.split(digits, 1)[1]
 
 
-_ALL = (steps, estimates, utility, baselines, staleness, queueing, knowledge, priced)
+_ALL = (
+    *(steps, estimates, utility, baselines, staleness, queueing, knowledge, priced),
+    *(bid_price, bid_price_weights),
+)
 #: Every claim, in the order of their numbers.
 GROUPS: tuple[Group, ...] = tuple(
     sorted((group for module in _ALL for group in module.GROUPS), key=lambda group: _number(group.claim_id))

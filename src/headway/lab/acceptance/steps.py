@@ -73,12 +73,12 @@ def _named(settings: Settings, found: AcceptanceRow) -> AcceptanceRow:
     return replace(found, setting=f"QUICK, reduced: {found.setting}") if settings.name == "quick" else found
 
 
-def data_directory() -> Path | None:
-    """Where the composed batch times lie, if they do: by ``HEADWAY_DATA``, else in or beside the present directory."""
+def data_directory(needed: Path = COMPOSED_TIMES) -> Path | None:
+    """The data directory that holds a file, if there is one: by ``HEADWAY_DATA``, else in or beside the present one."""
     given = os.environ.get("HEADWAY_DATA")
     here = Path.cwd()
     places = [Path(given)] if given else [here / "data", *sorted(here.parent.glob("*/data"))]
-    return next((place for place in places if (place / COMPOSED_TIMES).exists()), None)
+    return next((place for place in places if (place / needed).exists()), None)
 
 
 def _composed(settings: Settings) -> list[ComposedSteps]:
