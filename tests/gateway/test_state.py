@@ -222,11 +222,12 @@ def test_gauges_are_read_as_vllm_writes_them() -> None:
         b'vllm:num_requests_running{engine="1",model_name="m"} 1.0\nvllm:num_requests_waiting{engine="0"} 2.0\n'
         b'vllm:kv_cache_usage_perc{engine="0"} 0.25\nvllm:kv_cache_usage_perc{engine="1"} 0.75\n'
         b'vllm:generation_tokens_total{engine="0"} 1.2e+06\n'
-        b'vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="9000",x="block_size=8"} 1.0\n'
+        b'vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="9000",'
+        b'enable_prefix_caching="True",x="block_size=8"} 1.0\n'
     )
-    assert parse_gauges(text, 5.0) == Gauges(4.0, 2.0, 0.5, 5.0, 1.2e6, 9000, 16)
+    assert parse_gauges(text, 5.0) == Gauges(4.0, 2.0, 0.5, 5.0, 1.2e6, 9000, 16, True)
     short = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
-    assert parse_gauges(short, 5.0) == Gauges(1.0, 0.0, 0.0, 5.0, None, None, None)
+    assert parse_gauges(short, 5.0) == Gauges(1.0, 0.0, 0.0, 5.0)
     assert parse_gauges(b"vllm:num_requests_running 1\n", 5.0) is None
     assert parse_gauges(short.replace(b" 1", b" many"), 5.0) is None
     assert parse_gauges(b"", 5.0) is None

@@ -274,11 +274,31 @@ def test_blocks_in_use_beyond_the_replay_are_believed_once_all_readings_agree() 
     assert all(900 < LIMITS.num_blocks - 1 - blocks < 1100 for blocks in free[4:])
 
 
+def test_a_new_configuration_takes_over_what_is_under_way() -> None:
+    """Under other limits a request that has begun decodes on, one that has not waits for its prefill."""
+    fleet = shadowed()
+    for name in ("talks", "waits"):
+        book(fleet, name, "a", now=0.0)
+    fleet.first_token_seen("talks", 0.1)
+    entry = fleet.entry("talks")
+    assert entry is not None
+    entry.num_events, entry.last_event_s = 40, 0.9
+    other = FleetView([instance("a", step_time=SLOW, limits=replace(LIMITS, max_num_seqs=8))], shadowed=["a"])
+    other.adopt(fleet, 1.0)
+    other.age(1.0)
+    engine = view_of(other).engine
+    assert engine is not None
+    assert {one.request_id: one.output_tokens for one in engine.running} == {"talks": 40}
+    assert [one.request_id for one in engine.waiting] == ["waits"]
+
+
 def test_a_cache_unlike_the_profiles_is_told() -> None:
-    """An engine with another number of blocks than configured shows as a problem."""
+    """An engine with another number of blocks than configured, or a prefix cache, shows as a problem."""
     fleet = shadowed()
     fleet.observe_gauges("a", gauges(0, 0, 1.0, num_blocks=9000, block_size=16), 1.0)
     assert "num_blocks is 9000, not 20000" in (view_of(fleet).problem or "")
+    fleet.observe_gauges("a", gauges(0, 0, 2.0, prefix_caching=True), 2.0)
+    assert "prefix_caching is True, not False" in (view_of(fleet).problem or "")
 
 
 def test_a_request_that_cannot_be_replayed_is_told_and_stays_in_the_ledger() -> None:

@@ -376,4 +376,4 @@ def _hand_over(old: InstanceView, new: InstanceView, now: float) -> None:
         return
     for entry in new.ledger.values():
         with contextlib.suppress(EngineInputError):  # what the new limits do not take is not replayed
-            new.shadow.sent(entry, now)
+            new.shadow.take_over(entry, now)

@@ -25,8 +25,8 @@ _FOREIGN = "\0foreign-"
 class Gauges(Struct, frozen=True):
     """What an engine's own ``/metrics`` said at ``read_s`` (monotonic). ``kv_cache_usage`` is a share in [0, 1].
 
-    ``generated_tokens`` counts since the engine's start; ``num_blocks`` and ``block_size`` are those of its cache.
-    None where the engine does not tell.
+    ``generated_tokens`` counts since the engine's start; ``num_blocks``, ``block_size`` and ``prefix_caching`` are of
+    its cache. None where the engine does not tell.
     """
 
     num_running: float
@@ -36,6 +36,7 @@ class Gauges(Struct, frozen=True):
     generated_tokens: float | None = None
     num_blocks: int | None = None
     block_size: int | None = None
+    prefix_caching: bool | None = None
 
     def unlike(self, limits: EngineLimits) -> str | None:
         """What the engine says of its cache that ``limits`` do not, in words."""
@@ -44,6 +45,7 @@ class Gauges(Struct, frozen=True):
             for name, told, known in (
                 ("num_blocks", self.num_blocks, limits.num_blocks),
                 ("block_size", self.block_size, limits.block_size),
+                ("prefix_caching", self.prefix_caching, limits.prefix_caching),
             )
             if told is not None and told != known
         ]

@@ -76,6 +76,17 @@ class Shadow:
         if entry.is_streamed:
             self._unanswered.add(entry.request_id)
 
+    def take_over(self, entry: LedgerEntry, now: float) -> None:
+        """A request that was sent earlier, by another shadow's account; it decodes where its stream has begun.
+
+        Raises:
+            EngineInputError: as :meth:`sent`.
+        """
+        self.sent(entry, now)
+        if entry.first_token_s is not None:
+            self._unanswered.discard(entry.request_id)
+            self._reload({entry.request_id: max(1, round(entry.num_events * self.tokens_per_event))})
+
     def first_token(self, entry: LedgerEntry, now: float) -> None:
         """A stream brought its first token: at this moment the batch that gave it had just ended."""
         self.advance(now)

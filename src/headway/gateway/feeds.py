@@ -216,12 +216,22 @@ def parse_gauges(text: bytes, now: float) -> Gauges | None:
         kv_cache_usage=sum(usage) / len(usage),
         read_s=now,
         generated_tokens=None if generated is None else sum(generated),
-        num_blocks=_setting(settings, b"num_gpu_blocks"),
-        block_size=_setting(settings, b"block_size"),
+        num_blocks=_number(settings, b"num_gpu_blocks"),
+        block_size=_number(settings, b"block_size"),
+        prefix_caching=_switch(settings, b"enable_prefix_caching"),
     )
 
 
-def _setting(settings: bytes, name: bytes) -> int | None:
-    """A whole number among the labels of ``cache_config_info``, None where it is not there."""
-    match = re.search(rb"(?:^|,)\s*" + name + rb'="(\d+)"', settings)
-    return None if match is None else int(match[1])
+def _setting(settings: bytes, name: bytes) -> bytes | None:
+    """One of the labels of ``cache_config_info``, None where it is not there."""
+    match = re.search(rb'(?:^|,)\s*' + name + rb'="([^"]*)"', settings)
+    return None if match is None else match[1]
+
+
+def _number(settings: bytes, name: bytes) -> int | None:
+    value = _setting(settings, name)
+    return int(value) if value is not None and value.isdigit() else None
+
+
+def _switch(settings: bytes, name: bytes) -> bool | None:
+    return {b"True": True, b"False": False}.get(_setting(settings, name) or b"")
