@@ -224,7 +224,7 @@ def parse_gauges(text: bytes, now: float) -> Gauges | None:
 
 def _setting(settings: bytes, name: bytes) -> bytes | None:
     """One of the labels of ``cache_config_info``, None where it is not there."""
-    match = re.search(rb'(?:^|,)\s*' + name + rb'="([^"]*)"', settings)
+    match = re.search(rb"(?:^|,)\s*" + name + rb'="([^"]*)"', settings)
     return None if match is None else match[1]
 
 
