@@ -19,14 +19,13 @@ import aiohttp
 import pytest
 from packaging.requirements import Requirement
 
-from headway._core import ReplayedEngine
 from headway.calibrate.result import calibrate_log
 from headway.engines.vllm_state import CHECKED_VERSIONS
 from headway.snapshot.shared_memory import SharedMemoryReader
 from headway.snapshot.zeromq import ZeroMQSubscriber
 from headway.testing import segment_name
-from headway.types import Snapshot, StepTime
-from logged_runs import first_difference, load_run
+from headway.types import Snapshot
+from real_engine.mirror import read_run, repeated
 from real_vllm import RealVllm, free_port
 from real_vllm_environment import ensure_model, ensure_python, missing
 
@@ -35,7 +34,6 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 NUM_SEATS = 4
 ARGUMENTS = (f"--max-num-seqs={NUM_SEATS}", "--no-enable-prefix-caching", "--block-size=32")
-ANY_CLOCK = StepTime.linear(b0=1e-3, b1=1e-6, b2=1e-8, b3=1e-10)
 
 
 class Running(RealVllm):
@@ -184,16 +182,15 @@ async def test_its_log_repeats_the_run_and_makes_a_profile(vllm: Running) -> Non
     reader = SharedMemoryReader(vllm.segment)
     await until_idle(reader)
     reader.close()
-    run = load_run(vllm.step_log)
-    assert len(run.rows) > 200
-    assert {len(row.scheduled) for row in run.rows} >= set(range(1, NUM_SEATS + 1))
-    difference = first_difference(ReplayedEngine(run.workload.limits, ANY_CLOCK), run)
-    assert difference is None, difference
+    run = read_run(vllm.step_log)
+    assert len(run.batches) > 200
+    assert {len(batch.scheduled) for batch in run.batches} >= set(range(1, NUM_SEATS + 1))
+    assert repeated(run).first_difference is None
     # How well it fits is told by the experiment on an idle machine; here it must only fit at all.
     result = calibrate_log(vllm.step_log, name="real", max_error=100.0)
     assert result.profile is not None
     assert result.profile.engine_version == f"vllm-{CHECKED_VERSIONS[-1]}"
-    assert result.profile.limits == run.workload.limits
+    assert result.profile.limits == run.limits
     assert result.figures.calibration.prefill_tokens_per_s > 100
 
 

@@ -440,6 +440,7 @@ def test_steps_are_logged_with_their_requests_on_demand(monkeypatch: pytest.Monk
     assert [batch.scheduled for batch in batches] == [[("a", 24)], [("a", 1), ("b", 4)], [("c", 4)]]
     assert [[arrival.request_id for arrival in batch.arrivals] for batch in batches] == [["a"], ["b"], ["c"]]
     assert [batch.cancelled for batch in batches] == [[], [], ["b"]]
+    assert [(gone.request_id, gone.output_tokens) for gone in batches[2].cancelled_ends] == [("b", 1)]
     assert [[(end.request_id, end.output_tokens) for end in batch.ended] for batch in batches] == [
         [],
         [("a", 2)],

@@ -17,20 +17,18 @@ import msgspec
 import pytest
 
 from conformance.environment import clean_environment, ensure_environment, environment_directory, headway_path
-from headway._core import ReplayedEngine
 from headway.calibrate.read_log import read_step_log
 from headway.engines.vllm_state import CHECKED_VERSIONS
 from headway.testing import segment_name
-from headway.types import EngineLimits, StepTime
-from logged_runs import first_difference, load_run
+from headway.types import EngineLimits
 from random_states import Workload, random_workload
+from real_engine.mirror import read_run, repeated
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("HEADWAY_CONFORMANCE"), reason="needs vLLM's real scheduler: `make conformance` runs it"
 )
 
 WORKER = Path(__file__).parents[1] / "conformance" / "publishing_worker.py"
-ANY_CLOCK = StepTime.linear(b0=1e-3, b1=1e-6, b2=1e-8, b3=1e-10)
 NUM_WORKLOADS = 60
 MAX_STEPS = 150
 
@@ -112,12 +110,12 @@ def test_a_log_that_names_its_requests_repeats_the_run(ask: Ask, tmp_path: Path,
     for seed in range(NUM_WORKLOADS):
         answer = ask({"kind": "publish", "workload": workload(seed, is_async=is_async), "environment": settings})
         assert answer["messages"] == [], seed
-        run = load_run(path)
-        engine = ReplayedEngine(run.workload.limits, ANY_CLOCK)
-        assert first_difference(engine, run) is None, seed
-        num_batches += len(run.rows)
+        run = read_run(path)
+        made = repeated(run)
+        assert made.first_difference is None, seed
+        num_batches += made.num_batches
         steps = read_step_log(path).steps
-        assert steps.column("tokens").sum() == sum(tokens for row in run.rows for _, tokens in row.scheduled)
+        assert steps.column("tokens").sum() == sum(tokens for batch in run.batches for _, tokens in batch.scheduled)
     assert num_batches > 50 * NUM_WORKLOADS
 
 

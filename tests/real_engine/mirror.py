@@ -56,6 +56,7 @@ def read_run(log: Path) -> Run:
     header, batches = read_batches(log)
     limits = EngineLimits(**{name: getattr(header.limits, name) for name in EngineLimits.__struct_fields__})
     ends = {end.request_id: end for batch in batches for end in batch.ended}
+    came_to = ends | {end.request_id: end for batch in batches for end in batch.cancelled_ends}
     requests: dict[str, EngineRequest] = {}
     blocks: dict[str, list[int]] = {}
     for batch in batches:
@@ -63,9 +64,11 @@ def read_run(log: Path) -> Run:
             end = ends.get(one.request_id)
             requests[one.request_id] = EngineRequest(
                 request_id=one.request_id, prompt_tokens=one.prompt_tokens, priority=one.priority,
+                arrival_s=one.arrival_s,  # vLLM orders equal priorities by it
                 target_output_tokens=one.max_tokens if end is None else end.output_tokens, max_tokens=one.max_tokens,
             )  # fmt: skip
-            blocks[one.request_id] = [*one.prompt_blocks, *([] if end is None else end.output_blocks)]
+            far = came_to.get(one.request_id)
+            blocks[one.request_id] = [*one.prompt_blocks, *([] if far is None else far.output_blocks)]
     return Run(limits, batches, requests, blocks)
 
 

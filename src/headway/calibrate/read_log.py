@@ -53,6 +53,7 @@ class _Line(Struct, kw_only=True, forbid_unknown_fields=True):
     num_finished: _Count | UnsetType = UNSET
     arrivals: list[LoggedArrival] | UnsetType = UNSET
     cancelled: list[str] | UnsetType = UNSET
+    cancelled_ends: list[LoggedEnd] | UnsetType = UNSET
     scheduled: list[tuple[str, _Tokens]] | UnsetType = UNSET
     cached: list[tuple[str, _Tokens]] | UnsetType = UNSET
     preempted: list[str] | UnsetType = UNSET

@@ -85,7 +85,7 @@ class LoggedArrival(Struct, frozen=True, array_like=True):
 
 
 class LoggedEnd(Struct, frozen=True, array_like=True):
-    """A request that ended by itself, with its true length and the hashes of the full blocks behind its prompt's."""
+    """How far a request came: its output tokens, and the hashes of the full blocks behind its prompt's."""
 
     request_id: str
     output_tokens: int
@@ -98,7 +98,8 @@ class LoggedBatch(LoggedStep, frozen=True, kw_only=True):
     One line is one call of ``schedule()``. ``arrivals`` are the requests it was the first to see, in their order;
     ``cancelled`` those taken out from outside since the call before. ``scheduled`` is (request id, tokens) in batch
     order; ``cached`` is (request id, tokens) of those admitted by it that were found in the prefix cache;
-    ``preempted`` is in order; ``free_blocks`` is as after scheduling. ``ended`` came to their end with this batch.
+    ``preempted`` is in order; ``free_blocks`` is as after scheduling. ``ended`` came to their end with this batch;
+    ``cancelled_ends`` says how far those cancelled had come.
     Calls that scheduled and preempted nothing while no batch was in flight have no line; what arrived or was cancelled
     before them is in the next.
     """
@@ -110,6 +111,7 @@ class LoggedBatch(LoggedStep, frozen=True, kw_only=True):
     preempted: list[str]
     free_blocks: int
     ended: list[LoggedEnd]
+    cancelled_ends: list[LoggedEnd] = []
 
 
 class ScheduledRequest(Protocol):

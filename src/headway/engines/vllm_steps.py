@@ -43,7 +43,7 @@ class _Step(Struct):
     free_blocks: int
     cached: list[tuple[str, int]]
     arrivals: list[LoggedArrival]
-    cancelled: list[str]
+    cancelled: list[LoggedEnd]
     preempted: list[str]
     num_outputs: int = 0
     num_finished: int = 0
@@ -61,7 +61,7 @@ class StepRecorder:
         self._open: deque[_Step] = deque()
         self._requests: dict[str, VllmRequest] = {}
         self._arrivals: list[VllmRequest] = []
-        self._cancelled: list[str] = []
+        self._cancelled: list[LoggedEnd] = []
         self._preempted: list[str] = []
         self._zero_s: float | None = None
         self._last_end_s = float("-inf")
@@ -75,7 +75,7 @@ class StepRecorder:
     def cancelled(self, request: VllmRequest) -> None:
         """A request was taken out from outside."""
         if self._requests.pop(request.request_id, None) is not None:
-            self._cancelled.append(request.request_id)
+            self._cancelled.append(self._logged_end(request))
 
     def preempted(self, request: VllmRequest) -> None:
         """A request lost its blocks."""
@@ -159,7 +159,8 @@ class StepRecorder:
         return LoggedBatch(
             **msgspec.structs.asdict(known),
             arrivals=step.arrivals,
-            cancelled=step.cancelled,
+            cancelled=[gone.request_id for gone in step.cancelled],
+            cancelled_ends=step.cancelled,
             scheduled=list(step.output.num_scheduled_tokens.items()),
             cached=step.cached,
             preempted=step.preempted,
