@@ -157,8 +157,11 @@ NB_MODULE(_core, m) {
   nb::class_<ReplayedEngine>(m, "ReplayedEngine")
       .def(nb::init<nb::object, nb::object>(), "limits"_a, "step_time"_a)
       .def_static("from_state", &ReplayedEngine::from_state, "state"_a, "step_time"_a, nb::rv_policy::take_ownership)
+      .def_static("with_block_pool", &ReplayedEngine::with_block_pool, "limits"_a, "step_time"_a,
+                  nb::rv_policy::take_ownership)
       .def("load", &ReplayedEngine::load, "state"_a)
-      .def("submit", &ReplayedEngine::submit, "request"_a)
+      .def("submit", &ReplayedEngine::submit, "request"_a, "block_hashes"_a = nb::make_tuple())
+      .def("cached_tokens", &ReplayedEngine::cached_tokens, "block_hashes"_a, "prompt_tokens"_a)
       .def("cancel", &ReplayedEngine::cancel, "request_id"_a)
       .def("step", &ReplayedEngine::step)
       .def("advance", &ReplayedEngine::advance, "seconds"_a)
@@ -175,7 +178,11 @@ NB_MODULE(_core, m) {
                    [](const ReplayedEngine& e) { return e.scheduler().remaining_prefill_tokens(); })
       .def("workload", [](const ReplayedEngine& e) { return e.scheduler().workload(); })
       .def("__contains__", &ReplayedEngine::contains, "request_id"_a)
-      .def("replay", [](ReplayedEngine& e, nb::handle request) { return as_replay(e.replay(request)); }, "request"_a)
+      .def("replay",
+           [](ReplayedEngine& e, nb::handle request, nb::handle block_hashes) {
+             return as_replay(e.replay(request, block_hashes));
+           },
+           "request"_a, "block_hashes"_a = nb::make_tuple())
       .def("first_token",
            [](ReplayedEngine& e, nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s,
               nb::handle cached_tokens) {

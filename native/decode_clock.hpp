@@ -78,19 +78,19 @@ class DecodeClock {
   }
 
   // Heads the list of requests that may end now; follow next_end, and compare finish_clock.
-  int32_t first_end() const { return wheel_[static_cast<size_t>(now_ % kWheelSize)]; }
+  int32_t first_end() const { return wheel_[bucket_of(now_)]; }
 
   // Steps from now until a bucket with ends comes up, 1..kWheelSize.
   int64_t steps_to_next_end() const {
-    const int64_t start = (now_ + 1) % kWheelSize;
-    uint64_t word = wheel_bits_[static_cast<size_t>(start / 64)] >> (start % 64);
+    const size_t start = bucket_of(now_ + 1);
+    uint64_t word = wheel_bits_[start / 64] >> (start % 64);
     if (word != 0) return 1 + std::countr_zero(word);
-    int64_t steps = 1 + 64 - start % 64;
-    for (int64_t i = 1; i < kWheelSize / 64; ++i, steps += 64) {
-      word = wheel_bits_[static_cast<size_t>((start / 64 + i) % (kWheelSize / 64))];
+    int64_t steps = 1 + 64 - static_cast<int64_t>(start % 64);
+    for (size_t i = 1; i < kWheelSize / 64; ++i, steps += 64) {
+      word = wheel_bits_[(start / 64 + i) % (kWheelSize / 64)];
       if (word != 0) return steps + std::countr_zero(word);
     }
-    return kWheelSize - 64 + 1;  // the rest of the first word: every bucket before it is empty
+    return int64_t{kWheelSize} - 64 + 1;  // the rest of the first word: every bucket before it is empty
   }
 
   // Decodes that need a further block in the next step: those whose computed tokens fill their last block.
@@ -137,7 +137,7 @@ class DecodeClock {
   // Moves it back; `first` heads the list of all requests that may be on it.
   void rebase(std::vector<Request>& slots, int32_t first) {
     // A whole number of blocks and of turns of the wheel leaves both alone.
-    const int64_t shift = now_ - now_ % (block_size_ * kWheelSize);
+    const int64_t shift = now_ - now_ % (block_size_ * int64_t{kWheelSize});
     now_ -= shift;
     relative_sum_ = relative_square_sum_ = 0;
     for (int32_t slot = first; slot >= 0; slot = slots[static_cast<size_t>(slot)].next) {
@@ -152,18 +152,19 @@ class DecodeClock {
   }
 
  private:
-  static constexpr int64_t kWheelSize = 512;
+  static constexpr size_t kWheelSize = 512;
   static constexpr int64_t kClockLimit = int64_t{1} << 24;
 
   int64_t residue(int64_t value) const {
     const int32_t rest = static_cast<int32_t>(value) % static_cast<int32_t>(block_size_);
     return rest < 0 ? rest + block_size_ : rest;
   }
+  static size_t bucket_of(int64_t clock) { return static_cast<size_t>(clock) % kWheelSize; }
   int64_t num_blocks_due_at(int64_t clock) const { return residues_[static_cast<size_t>(residue(-clock))]; }
 
   void add_end(std::vector<Request>& slots, int32_t slot) {
     Request& r = slots[static_cast<size_t>(slot)];
-    const size_t bucket = static_cast<size_t>(r.finish_clock % kWheelSize);
+    const size_t bucket = bucket_of(r.finish_clock);
     r.previous_end = -1;
     r.next_end = wheel_[bucket];
     if (r.next_end >= 0) slots[static_cast<size_t>(r.next_end)].previous_end = slot;
@@ -178,7 +179,7 @@ class DecodeClock {
       slots[static_cast<size_t>(r.previous_end)].next_end = r.next_end;
       return;
     }
-    const size_t bucket = static_cast<size_t>(r.finish_clock % kWheelSize);
+    const size_t bucket = bucket_of(r.finish_clock);
     wheel_[bucket] = r.next_end;
     if (r.next_end < 0) wheel_bits_[bucket / 64] &= ~(uint64_t{1} << (bucket % 64));
   }

@@ -8,6 +8,13 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
+// What follows its first token does not matter.
+RequestInput as_newcomer(RequestInput request) {
+  request.target_output = std::numeric_limits<int32_t>::max();
+  request.max_tokens = 0;
+  return request;
+}
+
 }  // namespace
 
 void Engine::reset(const Limits& limits) {
@@ -137,23 +144,21 @@ void Engine::start_batch() {
   residual_s_ = step_time_.seconds(begin(scheduler_.features(), scheduler_.features()));
 }
 
-FirstToken Engine::first_token(RequestInput newcomer) {
-  newcomer.target_output = std::numeric_limits<int32_t>::max();  // what follows its first token does not matter
-  newcomer.max_tokens = 0;
+FirstToken Engine::first_token(const RequestInput& request) {
   if (!open_.known) {
     num_steps_ = 0;
     total_ = Features{};
   }
-  const bool brings_tokens = newcomer.computed > 0 || newcomer.num_blocks > 0;
-  if (scheduler_.limits().priority_policy || brings_tokens) {
+  const bool brings_tokens = request.computed > 0 || request.num_blocks > 0;
+  if (scheduler_.limits().priority_policy || brings_tokens || scheduler_.pool() != nullptr) {
     Scheduler scheduler(scheduler_);
-    const int32_t slot = scheduler.submit(newcomer);
+    const int32_t slot = scheduler.submit(as_newcomer(request));
     return replay_newcomer(scheduler, slot, num_steps_, all_scheduled(), kNever);
   }
-  const int64_t prompt = newcomer.prompt;
+  const int64_t prompt = request.prompt;
   if (!open_.known) find_open_step();
   if (open_.never) return {kNever, kNever, 0};
-  const int64_t cached = scheduler_.cache_hit(newcomer.cached, prompt);
+  const int64_t cached = scheduler_.cache_hit(request.cached, prompt);
   const int64_t chunk =
       scheduler_.admission(prompt, cached, 0, open_.budget, open_.free, open_.num_running, open_.num_present).tokens;
   const double wait_s = residual_s_ + since(open_.before);
@@ -163,6 +168,7 @@ FirstToken Engine::first_token(RequestInput newcomer) {
   if (cached + chunk == prompt) return {wait_s + step_time_.seconds(with_newcomer), wait_s, open_.step + 1 - num_steps_};
 
   // It needs further steps: go on from the open step with the newcomer in its place.
+  RequestInput newcomer = as_newcomer(request);
   Scheduler scheduler(open_.ahead ? *open_.ahead : scheduler_);
   scheduler.set_phantoms(0);
   if (!open_.is_past || chunk == 0) {

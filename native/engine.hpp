@@ -53,7 +53,7 @@ class Engine {
   void start_batch();
 
   // First token of a newcomer (without outputs). O(1) while the residents stay the same, under fcfs.
-  FirstToken first_token(RequestInput newcomer);
+  FirstToken first_token(const RequestInput& request);
 
   const Scheduler& scheduler() const { return scheduler_; }
   Scheduler& scheduler() { return scheduler_; }

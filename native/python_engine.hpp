@@ -30,17 +30,27 @@ class ReplayedEngine {
     return engine.release();
   }
 
+  static ReplayedEngine* with_block_pool(nb::object limits, nb::object step_time) {
+    auto engine = std::make_unique<ReplayedEngine>(std::move(limits), std::move(step_time));
+    if (!engine->limits().prefix_caching) fail_input("prefix_caching", "must be on for an engine with a block pool");
+    engine->engine_->scheduler().use_pool();
+    return engine.release();
+  }
+
   void load(nb::handle state) {
     ReplayedEngine fresh(state.attr("limits"), engine_->step_time());
     fresh.fill(state);
     std::swap(*this, fresh);
   }
 
-  void submit(nb::handle request) {
-    const RequestInput input = request_from(request, limits());
+  void submit(nb::handle request, nb::handle block_hashes) {
+    RequestInput input = request_from(request, limits());
     nb::object id = checked_id(request);
     check_is_in_no_batch(input);
     check_holdings(input);
+    const std::vector<uint64_t> hashes = hashes_from(block_hashes);
+    input.block_hashes = &hashes;
+    check_pool(input, hashes);
     remember(engine_->submit(input), std::move(id));
   }
 
@@ -93,11 +103,21 @@ class ReplayedEngine {
   ReplayedEngine(ReplayedEngine&&) = default;
   ReplayedEngine& operator=(ReplayedEngine&&) = default;
 
-  FirstToken replay(nb::handle request) {
-    const RequestInput newcomer = request_from(request, limits());
+  // Tokens of a prompt that the pool would give to a newcomer now.
+  int64_t cached_tokens(nb::handle block_hashes, nb::handle prompt_tokens) const {
+    if (scheduler().pool() == nullptr) fail_input("block_hashes", "only an engine with a block pool looks them up");
+    const int64_t num_tokens = as_count(prompt_tokens, "prompt_tokens", 1);
+    return scheduler().pool()->find(hashes_from(block_hashes), num_tokens) * limits().block_size;
+  }
+
+  FirstToken replay(nb::handle request, nb::handle block_hashes) {
+    RequestInput newcomer = request_from(request, limits());
     checked_id(request);
     check_is_in_no_batch(newcomer);
     check_holdings(newcomer);
+    const std::vector<uint64_t> hashes = hashes_from(block_hashes);
+    newcomer.block_hashes = &hashes;
+    check_pool(newcomer, hashes);
     if (newcomer.output > 0) fail_input("output_tokens", "a newcomer has no output yet");
     return engine_->first_token(newcomer);
   }
@@ -124,14 +144,24 @@ class ReplayedEngine {
     const nb::object type = types().attr("EngineRequest");
     nb::list out;
     const Scheduler& s = scheduler();
+    std::vector<bool> is_counted(s.pool() ? static_cast<size_t>(limits().num_blocks) : 0);
     for (int32_t slot = list.first; slot >= 0; slot = s.next_of(slot)) {
       const headway::Request& r = s.request(slot);
+      int64_t cached = r.cached;
+      int64_t shared = r.shared;
+      if (s.pool() != nullptr) {
+        if (r.place == Place::kWaiting) cached = s.pool()->find(slot, r.prompt + r.output) * limits().block_size;
+        for (const int32_t block : s.pool()->blocks(slot)) {  // it counts at the first of those who hold it
+          shared += is_counted[static_cast<size_t>(block)];
+          is_counted[static_cast<size_t>(block)] = true;
+        }
+      }
       out.append(type("request_id"_a = id(slot), "prompt_tokens"_a = r.prompt, "computed_tokens"_a = s.computed(slot),
                       "output_tokens"_a = s.given_output(slot), "target_output_tokens"_a = r.target_output,
                       "max_tokens"_a = r.max_tokens == 0 ? nb::object(nb::none()) : nb::int_(r.max_tokens),
                       "priority"_a = r.priority,
                       "arrival_s"_a = std::isfinite(r.arrival) ? nb::object(nb::float_(r.arrival)) : nb::none(),
-                      "num_blocks"_a = s.blocks(slot), "cached_tokens"_a = r.cached,
+                      "num_blocks"_a = s.held(slot), "cached_tokens"_a = cached, "shared_blocks"_a = shared,
                       "scheduled_tokens"_a = s.newest_tokens(slot)));
     }
     return out;
@@ -192,12 +222,33 @@ class ReplayedEngine {
     return id;
   }
 
+  static std::vector<uint64_t> hashes_from(nb::handle block_hashes) {
+    std::vector<uint64_t> hashes;
+    for (nb::handle hash : block_hashes) {
+      uint64_t value = 0;
+      if (!PyLong_CheckExact(hash.ptr()) || !nb::try_cast<uint64_t>(hash, value)) {
+        fail_input("block_hashes", "must be integers within 64 bits, not " + std::string(nb::repr(hash).c_str()));
+      }
+      hashes.push_back(value);
+    }
+    return hashes;
+  }
+
+  void check_pool(const RequestInput& r, const std::vector<uint64_t>& hashes) const {
+    if (scheduler().pool() == nullptr) {
+      if (!hashes.empty()) fail_input("block_hashes", "only an engine with a block pool looks them up");
+      return;
+    }
+    if (r.cached > 0) fail_input("cached_tokens", "an engine with a block pool looks them up itself");
+    if (r.computed > 0 || r.num_blocks > 0) fail_input("num_blocks", "a request brings no blocks into a block pool");
+  }
+
   static void check_is_in_no_batch(const RequestInput& r) {
     if (r.scheduled > 0) fail_input("scheduled_tokens", "must be 0 for a request that does not run");
   }
 
   void check_holdings(const RequestInput& r) const {
-    const int64_t held = r.num_blocks < 0 ? scheduler().blocks_for(r.computed) : r.num_blocks;
+    const int64_t held = (r.num_blocks < 0 ? scheduler().blocks_for(r.computed) : r.num_blocks) - r.shared_blocks;
     if (held > scheduler().free_blocks()) {
       fail_input("num_blocks", "holds " + std::to_string(held) + " blocks, only " +
                                    std::to_string(scheduler().free_blocks()) + " are free");

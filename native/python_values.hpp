@@ -94,12 +94,13 @@ inline StepTime step_time_from(nb::handle step_time) {
 
 // Attribute names, interned once: requests cross by the hundred.
 struct RequestNames {
-  nb::object id, prompt, computed, output, target, max_tokens, priority, arrival, num_blocks, cached, scheduled;
+  nb::object id, prompt, computed, output, target, max_tokens, priority, arrival, num_blocks, shared, cached,
+      scheduled;
   RequestNames()
       : id(intern("request_id")), prompt(intern("prompt_tokens")), computed(intern("computed_tokens")),
         output(intern("output_tokens")), target(intern("target_output_tokens")), max_tokens(intern("max_tokens")),
         priority(intern("priority")), arrival(intern("arrival_s")), num_blocks(intern("num_blocks")),
-        cached(intern("cached_tokens")), scheduled(intern("scheduled_tokens")) {}
+        shared(intern("shared_blocks")), cached(intern("cached_tokens")), scheduled(intern("scheduled_tokens")) {}
   static nb::object intern(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }
 };
 
@@ -158,6 +159,11 @@ inline RequestInput request_from(nb::handle request, const Limits& limits) {
                                  " blocks, not " + std::to_string(r.num_blocks));
   }
   const int64_t held = r.num_blocks < 0 ? needed : r.num_blocks;
+  r.shared_blocks = as_count(get(request, n.shared), "shared_blocks", 0);
+  if (r.shared_blocks > 0 && !limits.prefix_caching) {
+    fail_input("shared_blocks", "must be 0 for an engine without prefix_caching");
+  }
+  if (r.shared_blocks > held) fail_input("shared_blocks", "must not exceed the " + std::to_string(held) + " it holds");
   if (held > limits.num_blocks - 1) {
     fail_input("num_blocks", "holds " + std::to_string(held) + " of " + std::to_string(limits.num_blocks - 1) +
                                  " blocks");

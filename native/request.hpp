@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace headway {
 
@@ -20,7 +21,8 @@ struct Limits {
   int64_t watermark_blocks = 0;
 };
 
-// A request as it is handed in; `num_blocks` < 0 means ceil(computed / block_size).
+// A request as it is handed in; `num_blocks` < 0 means ceil(computed / block_size). `shared_blocks` of them count at
+// another resident (prefix caching).
 struct RequestInput {
   int64_t prompt = 0;
   int64_t computed = 0;
@@ -30,7 +32,9 @@ struct RequestInput {
   int64_t priority = 0;
   double arrival = 0;  // NaN: after all present
   int64_t num_blocks = -1;
+  int64_t shared_blocks = 0;
   int64_t cached = 0;     // tokens to be found in the prefix cache when it is first scheduled
+  const std::vector<uint64_t>* block_hashes = nullptr;  // of its first full blocks, for an engine with a block pool
   int64_t scheduled = 0;  // of `computed`, those of the newest batch, whose outcome `output` does not show yet (async)
 };
 
@@ -75,7 +79,7 @@ struct alignas(64) Request {
   int32_t output = 0;
   int32_t prompt = 0;
   int32_t end_output = 0;  // it ends once this many outputs are there
-  int32_t blocks = 0;      // held; derived from computed while on the decode clock
+  int32_t blocks = 0;      // its own; derived from computed while on the decode clock
   int32_t previous = -1;   // neighbours in the running or waiting list
   int32_t next = -1;
   Place place = Place::kNowhere;
@@ -97,6 +101,7 @@ struct alignas(64) Request {
   int32_t target_output = 0;
   int32_t max_tokens = 0;
   int32_t cached = 0;  // tokens found in the prefix cache once it is admitted
+  int32_t shared = 0;  // blocks it holds beside its own, which count at another resident
 };
 
 struct List {

@@ -12,6 +12,7 @@ void Residents::reset(const Limits& limits) {
   running_ = waiting_ = List{};
   tracked_.clear();
   free_ = limits.num_blocks - 1;
+  pool_.reset();
   clock_.reset(limits.block_size);
   step_number_ = num_submissions_ = 0;
   next_order_ = 0;
@@ -42,7 +43,9 @@ int32_t Residents::new_slot(const RequestInput& input) {
   r.end_output = static_cast<int32_t>(std::min(input.target_output, limit));
   // One that has outlived its target ends with its next output, which may be its last by a limit all the same.
   r.ends_by_limit = std::max(input.target_output, input.output + 1) >= limit;
-  r.blocks = static_cast<int32_t>(input.num_blocks < 0 ? blocks_for(input.computed) : input.num_blocks);
+  const int64_t held = input.num_blocks < 0 ? blocks_for(input.computed) : input.num_blocks;
+  r.shared = static_cast<int32_t>(input.shared_blocks);
+  r.blocks = static_cast<int32_t>(held - input.shared_blocks);
   r.priority = input.priority;
   r.arrival = input.arrival;
   r.submission = ++num_submissions_;
@@ -55,6 +58,7 @@ int32_t Residents::new_slot(const RequestInput& input) {
     }
   }
   free_ -= r.blocks;
+  if (pool_) pool_->introduce(slot, r.submission, input.block_hashes ? *input.block_hashes : std::vector<uint64_t>{});
   return slot;
 }
 

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "block_pool.hpp"
 #include "decode_clock.hpp"
 #include "request.hpp"
 
@@ -22,6 +24,8 @@ class Residents {
   int32_t next_of(int32_t slot) const { return request(slot).next; }
   int64_t num_requests() const { return running_.size + waiting_.size; }
   int64_t num_decodes() const { return clock_.size(); }
+  // Whose blocks are whose, and what they hold: null where blocks are only counted.
+  const BlockPool* pool() const { return pool_ ? &*pool_ : nullptr; }
   int64_t free_blocks() const { return free_; }
   void set_free_blocks(int64_t free) { free_ = free; }
 
@@ -33,10 +37,12 @@ class Residents {
     const Request& r = request(slot);
     return r.on_clock ? r.output + clock_.now() : r.output;
   }
+  // Its own blocks: those that come free when it goes. With a pool that is the pool's word, and these are all it holds.
   int64_t blocks(int32_t slot) const {
     const Request& r = request(slot);
-    return r.on_clock ? blocks_for(r.computed + clock_.now()) : r.blocks;
+    return r.on_clock ? blocks_for(r.computed + clock_.now()) - r.shared : r.blocks;
   }
+  int64_t held(int32_t slot) const { return blocks(slot) + request(slot).shared; }
   // Its share of the newest batch, whose outcome an asynchronous engine does not know yet.
   int64_t newest_tokens(int32_t slot) const {
     const Request& r = request(slot);
@@ -71,6 +77,15 @@ class Residents {
   Request& at(int32_t slot) { return slots_[static_cast<size_t>(slot)]; }
   int32_t new_slot(const RequestInput& input);
   void free_slot(int32_t slot);
+  // Gives back `num_own` blocks of a request: all it holds.
+  void release_blocks(int32_t slot, int64_t num_own) {
+    if (!pool_) {
+      free_ += num_own;
+      return;
+    }
+    pool_->release(slot);
+    free_ = pool_->num_free();
+  }
   void unlink(List& list, int32_t slot);
   void append(List& list, int32_t slot) { insert_before(list, slot, -1); }
   void insert_before(List& list, int32_t slot, int32_t before);
@@ -92,6 +107,7 @@ class Residents {
   List waiting_;
   std::vector<int32_t> tracked_;  // running requests not on the clock, in running order; between steps
   int64_t free_ = 0;
+  std::optional<BlockPool> pool_;
   DecodeClock clock_;
   uint64_t step_number_ = 0;
   uint64_t num_submissions_ = 0;
@@ -142,7 +158,8 @@ inline void Residents::stop_running(int32_t slot) {
 // A decode with no blocks in advance joins the clock: what it holds follows from the clock alone. All else is tracked.
 inline void Residents::join_clock_or_track(int32_t slot) {
   Request& r = at(slot);
-  if (r.output > 0 && r.computed == r.prompt + r.output - 1 && r.blocks == blocks_for(r.computed)) {
+  if (r.output > 0 && r.computed == r.prompt + r.output - 1 &&
+      r.blocks + r.shared == blocks_for(r.computed)) {
     untrack(slot);
     join_clock(slot);
   } else if (!r.tracked) {
@@ -159,7 +176,7 @@ inline void Residents::join_clock(int32_t slot) {
 
 inline void Residents::leave_clock(int32_t slot) {
   clock_.leave(slots_, slot);
-  at(slot).blocks = static_cast<int32_t>(blocks_for(request(slot).computed));
+  at(slot).blocks = static_cast<int32_t>(blocks_for(request(slot).computed)) - request(slot).shared;
 }
 
 inline void Residents::untrack(int32_t slot) {

@@ -14,7 +14,8 @@ void Scheduler::reset(const Limits& limits) {
   decodes_in_bulk_ = head_blocked_ = waiting_empty_after_ = false;
   features_ = Features{};
   chunks_.clear();
-  for (auto* slots : {&ending_, &ended_, &held_back_, &preempted_, &finished_, &first_tokens_, &given_first_tokens_}) {
+  for (auto* slots : {&ending_, &ended_, &held_back_, &preempted_, &finished_, &first_tokens_, &given_first_tokens_,
+                      &samples_, &given_}) {
     slots->clear();
   }
 }
@@ -59,11 +60,12 @@ int32_t Scheduler::submit(const RequestInput& input) {
 void Scheduler::remove(int32_t slot) {
   head_blocked_ = false;
   watch_anew();
-  free_ += blocks(slot);
+  release_blocks(slot, blocks(slot));
   if (limits_.async_scheduling) {  // what the newest batch would have given it is dropped
     note_departure(slot);
     std::erase(ending_, slot);
     std::erase(first_tokens_, slot);
+    std::erase(samples_, slot);
   }
   if (request(slot).place == Place::kRunning) {
     stop_running(slot);
@@ -81,7 +83,7 @@ bool Scheduler::next_step_is_open() const {
 }
 
 int64_t Scheduler::decode_run() const {
-  if (clock_.size() == 0 || !tracked_.empty() || clock_.size() > limits_.max_num_batched_tokens) return 0;
+  if (clock_.size() == 0 || pool_ || !tracked_.empty() || clock_.size() > limits_.max_num_batched_tokens) return 0;
   // Free blocks only shrink until a request ends, so a head that had to wait waits until then.
   if (waiting_.size > 0 && running_.size < limits_.max_num_seqs && !head_blocked_) return 0;
   if (free_after_next_decodes() < 0) return 0;
@@ -95,7 +97,7 @@ int64_t Scheduler::decode_run() const {
   free_ -= clock_.num_blocks_due(num_steps);
   clock_.advance(num_steps);
   end_on_clock();
-  if (!ended_.empty()) finish_ended();
+  if (limits_.async_scheduling) finish_ended();
 }
 
 // ---------------------------------------------------------------- one step: schedule
@@ -112,6 +114,8 @@ void Scheduler::begin_step() {
     ended_.swap(ending_);
     ending_.clear();
     departed_.clear();
+    given_.swap(samples_);
+    samples_.clear();
     given_first_tokens_.swap(first_tokens_);
   }
   first_tokens_.clear();
@@ -120,7 +124,7 @@ void Scheduler::begin_step() {
 // Flattened: called once per event of a replay, where the calls of its small parts would cost a fifth more.
 [[gnu::flatten]] bool Scheduler::step(bool itemised, double knee) {
   begin_step();
-  decodes_in_bulk_ = !itemised && schedule_running_in_bulk();
+  decodes_in_bulk_ = !itemised && !pool_ && schedule_running_in_bulk();
   if (!decodes_in_bulk_) schedule_running_one_by_one();
   if (preempted_.empty()) admit_waiting();
   head_blocked_ = decodes_in_bulk_ && chunks_.empty();
@@ -162,7 +166,7 @@ bool Scheduler::schedule_running_in_bulk() {
     const int64_t n = std::min(chunk_limit(r, r.computed), budget);
     if (n == 0) continue;
     budget -= n;
-    blocks_needed += std::max<int64_t>(blocks_for(r.computed + n) - r.blocks, 0);
+    blocks_needed += std::max<int64_t>(blocks_for(r.computed + n) - r.blocks - r.shared, 0);
     chunks_.push_back({slot, static_cast<int32_t>(n)});
   }
   if (blocks_needed > free_) {
@@ -171,7 +175,7 @@ bool Scheduler::schedule_running_in_bulk() {
   }
   for (const Chunk& chunk : chunks_) {
     Request& r = at(chunk.slot);
-    r.blocks = std::max(r.blocks, static_cast<int32_t>(blocks_for(r.computed + chunk.tokens)));
+    r.blocks = std::max(r.blocks, static_cast<int32_t>(blocks_for(r.computed + chunk.tokens)) - r.shared);
   }
   free_ -= blocks_needed;
   budget_ = budget;
@@ -198,7 +202,7 @@ void Scheduler::schedule_running_one_by_one() {
 
 // kv_cache_manager.allocate_slots() and the preemption loop around it. False when the request itself was preempted.
 bool Scheduler::allocate_or_preempt(int32_t slot, int64_t tokens) {
-  const int64_t needed = std::max<int64_t>(blocks_for(computed(slot) + tokens) - blocks(slot), 0);
+  const int64_t needed = std::max<int64_t>(blocks_for(computed(slot) + tokens) - held(slot), 0);
   while (needed > free_) {
     const int32_t victim = choose_victim();
     preempt(victim);
@@ -207,7 +211,18 @@ bool Scheduler::allocate_or_preempt(int32_t slot, int64_t tokens) {
   free_ -= needed;
   Request& r = at(slot);
   if (!r.on_clock) r.blocks += static_cast<int32_t>(needed);
+  if (pool_) {
+    pool_->take(slot, needed);
+    pool_->cache(slot, std::min(computed(slot) + tokens, r.prompt + known_output(slot)));
+  }
   return true;
+}
+
+// Outputs of a running request that are known while this step is scheduled: not the one of the batch before.
+int64_t Scheduler::known_output(int32_t slot) const {
+  const Request& r = request(slot);
+  const bool is_waited_for = r.newest_in == step_number_ - 1 ? r.newest_samples : r.on_clock;
+  return output(slot) - (limits_.async_scheduling && is_waited_for ? 1 : 0);
 }
 
 // fcfs: the last running request. priority: the first of those with the largest (priority, arrival).
@@ -231,9 +246,10 @@ void Scheduler::preempt(int32_t slot) {
     const auto chunk = std::find_if(chunks_.begin(), chunks_.end(), [&](const Chunk& c) { return c.slot == slot; });
     budget_ += chunk->tokens;
     chunks_.erase(chunk);
-    if (request(slot).on_clock) held = blocks_for(computed(slot) + 1);  // the block of this step is taken already
+    // The block of this step is taken already.
+    if (request(slot).on_clock) held = blocks_for(computed(slot) + 1) - request(slot).shared;
   }
-  free_ += held;
+  release_blocks(slot, held);
   if (request(slot).on_clock) {
     leave_clock(slot);
   } else {
@@ -242,7 +258,7 @@ void Scheduler::preempt(int32_t slot) {
   unlink(running_, slot);
   Request& r = at(slot);
   r.computed = 0;
-  r.blocks = 0;
+  r.blocks = r.shared = 0;
   r.cached = 0;  // how much of it outlives the shortage is not known here
   r.scheduled_in = 0;
   r.place = Place::kWaiting;
@@ -279,13 +295,25 @@ void Scheduler::admit_waiting() {
     const int32_t slot = waiting_.first;
     Request& r = at(slot);
     const int64_t num_tokens = r.prompt + r.output;
-    const int64_t computed = r.computed > 0 ? r.computed : cache_hit(r.cached, num_tokens);
-    const Admission first = admission(num_tokens, computed, r.blocks, budget_, free_, running_.size, num_present);
+    int64_t computed = r.computed > 0 ? r.computed : cache_hit(r.cached, num_tokens);
+    int64_t held = r.blocks + r.shared;
+    if (pool_) {
+      computed = pool_->find(slot, num_tokens) * limits_.block_size;
+      held = computed / limits_.block_size - pool_->num_found_free();  // those found in the free queue are taken from it
+    }
+    const Admission first = admission(num_tokens, computed, held, budget_, free_, running_.size, num_present);
     if (first.tokens == 0) return;
     r.computed = static_cast<int32_t>(computed);
     free_ -= first.blocks;
     budget_ -= first.tokens;
     r.blocks += static_cast<int32_t>(first.blocks);
+    if (pool_) {
+      r.cached = r.computed;
+      r.blocks = static_cast<int32_t>(blocks_for(computed + first.tokens));
+      pool_->take_found(slot);
+      pool_->take(slot, r.blocks - computed / limits_.block_size);
+      pool_->cache(slot, computed + first.tokens);
+    }
     r.scheduled_in = step_number_;
     unlink(waiting_, slot);
     start_running(slot);
@@ -333,12 +361,13 @@ void Scheduler::update() {
     const Request& r = request(chunk.slot);
     if (!r.on_clock) {
       apply_chunk(chunk.slot, chunk.tokens);
-    } else if (r.finish_clock == clock_.now()) {
-      end(chunk.slot);
+      continue;
     }
+    if (pool_ && limits_.async_scheduling && !r.ending) samples_.push_back(chunk.slot);
+    if (r.finish_clock == clock_.now()) end(chunk.slot);
   }
   end_on_clock();
-  if (!ended_.empty()) finish_ended();
+  if (limits_.async_scheduling) finish_ended();
 }
 
 // Decodes that got no token in this step (budget spent, or the loop ended in a preemption) fall behind the clock.
@@ -365,6 +394,7 @@ void Scheduler::apply_chunk(int32_t slot, int64_t tokens) {
     r.newest_tokens = static_cast<int32_t>(tokens);
     r.newest_samples = samples;
     if (r.ending) return;
+    if (pool_ && samples) samples_.push_back(slot);
   }
   if (!samples) return join_clock_or_track(slot);  // more chunks to come
   r.output += 1;
@@ -415,7 +445,7 @@ void Scheduler::end(int32_t slot) {
 
 void Scheduler::finish(int32_t slot) {
   head_blocked_ = false;
-  free_ += blocks(slot);
+  release_blocks(slot, blocks(slot));
   stop_running(slot);
   free_slot(slot);
   finished_.push_back(slot);
@@ -431,9 +461,23 @@ void Scheduler::note_departure(int32_t slot) {
   departed_.push_back({tokens, context, tokens == 1 && given > 0 && context == r.prompt + given - 1});
 }
 
-// update_from_output() of the batch before, whose outcome is known only now.
+// update_from_output() of the batch before, whose outcome is known only now. What became full by an output is cached
+// before its request ends, and both request by request.
 void Scheduler::finish_ended() {
+  auto given = given_.begin();
+  const auto cache_given = [&](int32_t until) {
+    for (; given != given_.end(); ++given) {
+      if (request(*given).place == Place::kRunning) {
+        pool_->cache(*given, request(*given).prompt + given_output(*given) - 1);
+      }
+      if (*given == until) {
+        ++given;
+        return;
+      }
+    }
+  };
   for (const int32_t slot : ended_) {
+    cache_given(slot);
     if (request(slot).place == Place::kRunning) {
       note_departure(slot);
       finish(slot);
@@ -443,6 +487,7 @@ void Scheduler::finish_ended() {
     free_slot(slot);
     finished_.push_back(slot);
   }
+  cache_given(-1);
   ended_.clear();
 }
 

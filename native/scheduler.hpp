@@ -25,6 +25,9 @@ class Scheduler : public Residents {
   // Empties it for other limits, keeping its memory.
   void reset(const Limits& limits);
 
+  // Tells blocks apart from here on, so that prefixes are really looked up; for an empty engine with prefix_caching.
+  void use_pool() { pool_.emplace(limits_.num_blocks, limits_.block_size); }
+
   // Adds a request to the running list (a state taken from elsewhere), in list order.
   int32_t place_running(const RequestInput& input);
   // Queues a request by the policy: at the end (fcfs), or by (priority, arrival, submission).
@@ -103,6 +106,7 @@ class Scheduler : public Residents {
   void end(int32_t slot);
   void finish(int32_t slot);
   void finish_ended();
+  int64_t known_output(int32_t slot) const;
   void note_departure(int32_t slot);
   void watch_for_livelock();
   int64_t chunk_limit(const Request& r, int64_t computed) const;
@@ -110,6 +114,8 @@ class Scheduler : public Residents {
   int64_t num_phantoms_ = 0;
   std::vector<int32_t> ending_;  // asynchronous: their last output comes with the newest batch, in its order
   std::vector<int32_t> ended_;   // within a step: those whose last output came with the batch before
+  std::vector<int32_t> samples_;  // asynchronous with a pool: who gets an output of the newest batch, in its order
+  std::vector<int32_t> given_;    // within a step: who gets one of the batch before
 
   std::vector<DepartedChunk> departed_;
 

@@ -14,10 +14,14 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from headway.types import EngineRequest
-from random_states import Workload
+from headway._core import ReplayedEngine
+from headway.types import EngineLimits, EngineRequest, StepTime
+from random_states import Workload, block_hashes
+from reference_pool import ReferencePool
+from reference_scheduler import ReferenceEngine
 
-RECORDINGS = Path(__file__).parent / "recordings" / "scheduler-vllm-0.32.0.jsonl.gz"
+ANY_CLOCK = StepTime.linear(b0=1.0, b1=0.0, b2=0.0, b3=0.0)
+RECORDINGS = Path(__file__).parent / "recordings"
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -73,7 +77,7 @@ class StepResult(Protocol):
 class Engine(Protocol):
     """What the native core and the reference have in common."""
 
-    def submit(self, request: EngineRequest) -> None: ...
+    def submit(self, request: EngineRequest, block_hashes: Sequence[int]) -> None: ...
     def cancel(self, request_id: str) -> bool: ...
     def step(self) -> StepResult: ...
     @property
@@ -82,13 +86,25 @@ class Engine(Protocol):
     def waiting(self) -> Sequence[HasId]: ...
 
 
+def native_engine(limits: EngineLimits) -> ReplayedEngine:
+    """An empty native engine that looks prefixes up block by block where these limits say that prefixes are cached."""
+    make = ReplayedEngine.with_block_pool if limits.prefix_caching else ReplayedEngine
+    return make(limits, ANY_CLOCK)
+
+
+def reference_engine(limits: EngineLimits) -> ReferenceEngine:
+    """The same in plain Python."""
+    return ReferenceEngine(limits, ANY_CLOCK, pool=ReferencePool if limits.prefix_caching else None)
+
+
 def run_rows(engine: Engine, workload: Workload) -> Iterator[Row]:
     """Play a workload on an engine, without end."""
     submissions, cancels = list(workload.submissions), list(workload.cancels)
     step = 0
     while True:
         while submissions and submissions[0][0] <= step:
-            engine.submit(submissions.pop(0)[1])
+            request = submissions.pop(0)[1]
+            engine.submit(request, block_hashes(workload, request))
         while cancels and cancels[0][0] <= step:
             engine.cancel(cancels.pop(0)[1])
         batch = engine.step()
@@ -111,7 +127,13 @@ def first_mismatch(engine: Engine, workload: Workload, record: Record) -> Mismat
     return None
 
 
-def load_recordings(path: Path = RECORDINGS) -> list[Recording]:
+def recordings_path(kind: str) -> Path:
+    """Where the recordings of a kind of engine (``random_states.KINDS``) are kept."""
+    name = "" if kind == "plain" else "-" + kind.replace(" with a ", "-").replace(" ", "-")
+    return RECORDINGS / f"scheduler-vllm-0.32.0{name}.jsonl.gz"
+
+
+def load_recordings(kind: str) -> list[Recording]:
     """The recordings kept in the repository."""
-    with gzip.open(path, "rb") as lines:
+    with gzip.open(recordings_path(kind), "rb") as lines:
         return [msgspec.json.decode(line, type=Recording) for line in lines]

@@ -5,7 +5,8 @@ compared with the real vLLM 0.32 scheduler, live in ``make conformance`` and fro
 ``vllm/v1/core/sched/scheduler.py`` (``schedule``, ``_preempt_request``), ``async_scheduler.py`` beside it,
 ``vllm/v1/core/kv_cache_manager.py`` (``allocate_slots``) and ``vllm/v1/core/sched/utils.py`` (``check_stop``) at
 0.32.0. Asynchronous scheduling keeps vLLM's own placeholders and stale outputs, where the core counts outputs ahead.
-Prefixes are cached as counts only. It refuses to check its input; ``headway.types`` and the native core do.
+Prefixes are cached as counts, or block by block where there is a pool (``reference_pool.py``). It refuses to check its
+input; ``headway.types`` and the native core do.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import math
 import sys
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headway.types import EngineLimits, EngineRequest, EngineState, StepTime
+from reference_pool import ReferencePool, Table
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,8 @@ class Resident:
     placeholders: int = 0
     stale: int = 0
     gone: bool = False
+    shared: int = 0
+    table: Table | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -79,8 +83,9 @@ Share = tuple[Resident, int, bool]
 class ReferenceEngine:
     """An engine between steps; ``running`` and ``waiting`` are in engine order."""
 
-    def __init__(self, limits: EngineLimits, step_time: StepTime) -> None:
+    def __init__(self, limits: EngineLimits, step_time: StepTime, *, pool: type[ReferencePool] | None = None) -> None:
         self.limits, self.step_time = limits, step_time
+        self.pool = None if pool is None else pool(limits.num_blocks, limits.block_size)
         self.running: list[Resident] = []
         self.waiting: list[Resident] = []
         self.free_blocks = limits.num_blocks - 1  # the null block is never free
@@ -95,7 +100,7 @@ class ReferenceEngine:
             engine.running.append(engine._admit(request))
         for request in state.waiting:
             engine._enqueue(engine._admit(request))
-        engine.free_blocks -= sum(resident.blocks for resident in engine.running + engine.waiting)
+        engine.free_blocks -= sum(r.blocks - r.shared for r in engine.running + engine.waiting)
         if state.free_blocks is not None:
             engine.free_blocks = state.free_blocks
         engine.newest = [(r, r.in_flight, r.placeholders > 0) for r in engine.running if r.in_flight]
@@ -111,8 +116,10 @@ class ReferenceEngine:
         """Whether a step would change nothing as long as nobody comes, given that the last one did nothing."""
         return not self.newest
 
-    def submit(self, request: EngineRequest) -> None:
-        self._enqueue(self._admit(request))
+    def submit(self, request: EngineRequest, block_hashes: Sequence[int] = ()) -> None:
+        resident = self._admit(request)
+        resident.table = Table(resident.key, block_hashes)
+        self._enqueue(resident)
 
     def cancel(self, request_id: str) -> bool:
         for queue in (self.running, self.waiting):
@@ -149,6 +156,7 @@ class ReferenceEngine:
             request.cached_tokens,
             request.scheduled_tokens,
             int(samples),
+            shared=request.shared_blocks,
         )
 
     def _enqueue(self, resident: Resident) -> None:
@@ -164,6 +172,20 @@ class ReferenceEngine:
         missing = self._missing_blocks(resident, num_tokens)
         resident.blocks += missing
         self.free_blocks -= missing
+        if self.pool is not None and resident.table is not None:
+            self.pool.take(resident.table, missing)
+            self._cache(resident, min(num_tokens, resident.num_tokens))  # not what an output on its way will fill
+
+    def _cache(self, resident: Resident, num_tokens: int) -> None:
+        if self.pool is not None and resident.table is not None:
+            self.pool.cache(resident.table, num_tokens)
+
+    def _release_blocks(self, resident: Resident) -> None:
+        self.free_blocks += resident.blocks - resident.shared
+        resident.blocks = resident.shared = 0
+        if self.pool is not None and resident.table is not None:
+            self.pool.release(resident.table)
+            self.free_blocks = len(self.pool.free)
 
     def _victim_index(self) -> int:
         if self.limits.policy == "fcfs":
@@ -174,8 +196,8 @@ class ReferenceEngine:
     def _preempt(self, index: int) -> Resident:
         """Recompute preemption: every block freed, outputs kept, back to the front (fcfs) or by key (priority)."""
         victim = self.running.pop(index)
-        self.free_blocks += victim.blocks
-        victim.blocks = victim.computed = victim.cached = victim.placeholders = 0
+        self._release_blocks(victim)
+        victim.computed = victim.cached = victim.placeholders = 0
         victim.stale = victim.in_flight
         if self.limits.policy == "fcfs":
             self.waiting.insert(0, victim)
@@ -222,15 +244,25 @@ class ReferenceEngine:
                 passed_over += 1
                 continue
             computed = resident.computed or self._cache_hit(resident)
+            found = []
+            if self.pool is not None and resident.table is not None:
+                found = self.pool.find(resident.table, resident.num_tokens)
+                computed = len(found) * limits.block_size
+            # Found blocks that nobody holds are among the free ones, and are taken from them.
+            num_held_by_others = 0 if self.pool is None else self.pool.num_held(found)
             num_tokens = min(resident.num_tokens - computed, threshold)
             if num_tokens > budget and not limits.chunked_prefill:
                 return
             num_tokens = min(num_tokens, budget)
             must_fit = resident.num_tokens if limits.reserve_full_isl else computed + num_tokens
             watermark = int(limits.watermark * limits.num_blocks) if self.running else 0
-            if self._missing_blocks(resident, must_fit) + watermark > self.free_blocks:
+            if self._missing_blocks(resident, must_fit) - num_held_by_others + watermark > self.free_blocks:
                 return
             resident.computed = computed
+            if self.pool is not None and resident.table is not None:
+                self.pool.take_found(resident.table, found)
+                resident.blocks, resident.cached = len(found), computed
+                self.free_blocks = len(self.pool.free)
             self._take_blocks(resident, computed + num_tokens)
             self.running.append(self.waiting.pop(passed_over))
             batch[resident] = num_tokens
@@ -286,6 +318,8 @@ class ReferenceEngine:
                 continue
             resident.placeholders -= not is_stale
             resident.output += 1
+            if self.limits.async_scheduling and resident.blocks:  # else it was preempted
+                self._cache(resident, resident.computed - resident.placeholders)
             self.num_outputs += 1
             if resident.output == 1:
                 first_tokens.append(resident.request_id)
@@ -297,7 +331,7 @@ class ReferenceEngine:
 
     def _let_go(self, resident: Resident) -> None:
         resident.gone = True
-        self.free_blocks += resident.blocks
+        self._release_blocks(resident)
 
     def signature(self) -> tuple[object, ...]:
         """Everything that decides the future, for finding a cycle."""

@@ -64,9 +64,18 @@ class ReplayedEngine:
     def __init__(self, limits: EngineLimits, step_time: StepTime) -> None: ...
     @staticmethod
     def from_state(state: EngineState, step_time: StepTime) -> ReplayedEngine: ...
+    @staticmethod
+    def with_block_pool(limits: EngineLimits, step_time: StepTime) -> ReplayedEngine:
+        """An empty engine that tells its KV blocks apart and looks prefixes up as vLLM does; every other engine counts
+        blocks, and is told counts of cached tokens. Each step costs its whole batch: it is made for mirroring an engine
+        from its start, not for estimates. ``load`` makes it one that counts."""
     def load(self, state: EngineState) -> None:
         """Replace the whole state, keeping step time and identity (limits come from the state)."""
-    def submit(self, request: EngineRequest) -> None: ...
+    def submit(self, request: EngineRequest, block_hashes: Sequence[int] = ()) -> None:
+        """Queue a request. ``block_hashes`` are for an engine with a block pool: 64-bit hashes of the request's first
+        full blocks, each covering all before it; they may go on into its answer. Blocks beyond them are its own."""
+    def cached_tokens(self, block_hashes: Sequence[int], prompt_tokens: int) -> int:
+        """How many tokens of such a prompt the block pool holds now."""
     def cancel(self, request_id: str) -> bool:
         """Remove a request wherever it is and free its blocks; False when it is not here."""
     def step(self) -> TokenBatch: ...
@@ -97,7 +106,7 @@ class ReplayedEngine:
     def workload(self) -> Workload:
         """Sums over the residents as they stand; O(residents)."""
     def __contains__(self, request_id: str) -> bool: ...
-    def replay(self, request: EngineRequest) -> Replay:
+    def replay(self, request: EngineRequest, block_hashes: Sequence[int] = ()) -> Replay:
         """Replay this newcomer without submitting it."""
     def first_token(
         self, prompt_tokens: int, priority: int = 0, arrival_s: float | None = None, cached_tokens: int = 0

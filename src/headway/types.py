@@ -164,7 +164,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     ``cached_tokens`` of a request not yet scheduled are to be found in the engine's prefix cache when it is: they need
     no prefill. The engine's rule is applied to it (full blocks only, never the last token; nothing without
     ``prefix_caching``), and the blocks count as taken from the free ones, as if nobody else held them. For a running
-    request it is what it found. A preempted one is taken to find nothing.
+    request it is what it found. A preempted one is taken to find nothing. ``shared_blocks`` of its ``num_blocks`` are
+    held by another resident too, and counted there: they do not come free when this one goes.
 
     ``scheduled_tokens`` is only for running requests of an engine with ``async_scheduling``: its share of the batch
     that is scheduled while its outcome is not known. As in vLLM ``computed_tokens`` counts that share and
@@ -184,6 +185,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     priority: int = 0
     arrival_s: float | None = None
     num_blocks: int | None = None
+    shared_blocks: int = 0
     cached_tokens: int = 0
     scheduled_tokens: int = 0
 
@@ -191,6 +193,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
         _require_count("prompt_tokens", self.prompt_tokens, 1)
         _require_count("computed_tokens", self.computed_tokens, 0)
         _require_count("output_tokens", self.output_tokens, 0)
+        _require_count("shared_blocks", self.shared_blocks, 0)
         _require_count("cached_tokens", self.cached_tokens, 0)
         _require_count("scheduled_tokens", self.scheduled_tokens, 0)
         _require_count("target_output_tokens", self.target_output_tokens, 1)

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from headway.types import EngineRequest, StepTime
+from conformance.pool_rules import POOLS
+from headway.types import EngineLimits, EngineRequest
 from random_states import Workload
-from recorded_runs import Record, Row, run_rows
+from recorded_runs import ANY_CLOCK, Record, Row, run_rows
+from reference_pool import ReferencePool
 from reference_scheduler import ReferenceEngine
 
-ANY_CLOCK = StepTime.linear(b0=1.0, b1=0.0, b2=0.0, b3=0.0)
 AMPLE = 1 << 20
+AMPLE_BLOCKS = 1 << 15  # more than all requests of a workload fill
 
 FEATURES = (
     "block shortage",
@@ -42,6 +44,9 @@ FEATURES = (
     "watermark",
 )
 
+#: Those that only a prefix cache has.
+CACHE_FEATURES = tuple(POOLS)
+
 #: Those that only an asynchronous scheduler has.
 ASYNC_FEATURES = (
     "a batch is scheduled before the outcome of the one before it",
@@ -52,14 +57,28 @@ ASYNC_FEATURES = (
 )
 
 
+def features_of(limits: EngineLimits) -> tuple[str, ...]:
+    """Every feature that an engine of this kind has."""
+    own = ASYNC_FEATURES if limits.async_scheduling else ()
+    return (*FEATURES, *own, *(CACHE_FEATURES if limits.prefix_caching else ()))
+
+
 def exercised(workload: Workload, record: Record) -> set[str]:
     """The features without which this record would look different, or which it shows."""
     found = set(_seen(workload, record))
+    pool = ReferencePool if workload.limits.prefix_caching else None
     for feature, variant in _without(workload):
-        rows = run_rows(ReferenceEngine(variant.limits, ANY_CLOCK), variant)
-        if any(_decisions(real) != _decisions(row) for real, row in zip(record.rows, rows, strict=False)):
+        if _leaves(record, variant, pool):
             found.add(feature)
+    if pool is not None:
+        found.update(feature for feature, lacking in POOLS.items() if _leaves(record, workload, lacking))
     return found
+
+
+def _leaves(record: Record, workload: Workload, pool: type[ReferencePool] | None) -> bool:
+    """Whether the reference, given this workload and pool, does something else than was recorded."""
+    rows = run_rows(ReferenceEngine(workload.limits, ANY_CLOCK, pool=pool), workload)
+    return any(_decisions(real) != _decisions(row) for real, row in zip(record.rows, rows, strict=False))
 
 
 def _decisions(row: Row) -> Row:
@@ -107,7 +126,7 @@ def _without(workload: Workload) -> Iterator[tuple[str, Workload]]:
         yield "an end by a stop token is not", with_requests(_stopped_by_limit)
     other = {"fcfs": "priority", "priority": "fcfs"}
     yield limits.policy, under(policy=other[limits.policy])
-    yield "block shortage", under(num_blocks=AMPLE)
+    yield "block shortage", under(num_blocks=AMPLE_BLOCKS)
     yield "null block", under(num_blocks=limits.num_blocks + 1)
     yield "max_num_seqs", under(max_num_seqs=AMPLE)
     yield "max_num_batched_tokens", under(max_num_batched_tokens=AMPLE)

@@ -16,35 +16,43 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from conformance.environment import ensure_environment
-from conformance.features import FEATURES, exercised
+from conformance.features import exercised, features_of
 from conformance.real_scheduler import real_records
-from random_states import random_workload
-from recorded_runs import RECORDINGS, Recording
+from random_states import KINDS, random_workload
+from recorded_runs import Recording, recordings_path
 
 NUM_RECORDINGS, MAX_STEPS = 60, 160
 FIRST_SEED = 1_000_000  # none of those that ``run.py`` uses
 
 
 def main() -> int:
-    workloads = [random_workload(FIRST_SEED + index, max_steps=MAX_STEPS) for index in range(NUM_RECORDINGS)]
+    good = [record_kind(kind) for kind in KINDS]
+    return 0 if all(good) else 1
+
+
+def record_kind(kind: str) -> bool:
+    """Write the file of one kind of engine; whether its runs exercise every rule."""
+    seeds = range(FIRST_SEED, FIRST_SEED + NUM_RECORDINGS)
+    workloads = [random_workload(seed, max_steps=MAX_STEPS, **KINDS[kind]) for seed in seeds]
     records = list(real_records(ensure_environment(), iter(workloads)))
     features: Counter[str] = Counter()
     lines = b""
     for workload, record in zip(workloads, records, strict=True):
         features.update(exercised(workload, record))
         lines += msgspec.json.encode(Recording(workload, record)) + b"\n"
-    missing = [feature for feature in FEATURES if features[feature] == 0]
+    wanted = features_of(workloads[0].limits)
+    missing = [feature for feature in wanted if features[feature] == 0]
     if missing:
-        print(f"not exercised, nothing written: {', '.join(missing)}", file=sys.stderr)
-        return 1
+        print(f"{kind}: not exercised, nothing written: {', '.join(missing)}", file=sys.stderr)
+        return False
     packed = gzip.compress(lines, 9, mtime=0)
-    RECORDINGS.parent.mkdir(exist_ok=True)
-    RECORDINGS.write_bytes(packed)
+    path = recordings_path(kind)
+    path.write_bytes(packed)
     num_steps = sum(len(record.rows) for record in records)
-    print(f"{RECORDINGS}: {len(records)} runs, {num_steps} steps, {len(packed)} bytes")
-    for feature in FEATURES:
+    print(f"{path}: {len(records)} runs, {num_steps} steps, {len(packed)} bytes")
+    for feature in wanted:
         print(f"  {features[feature]:4d} {feature}")
-    return 0
+    return True
 
 
 if __name__ == "__main__":

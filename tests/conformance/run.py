@@ -1,9 +1,10 @@
 """``make conformance``: the native core against the real vLLM scheduler, and against the Python reference.
 
 Part one runs seeded random workloads through the real scheduler, in an environment of its own, and compares every step:
-batch order, token counts, free blocks, preempted and finished requests, both queues in order. It fails as well when
-the workloads never reached one of the rules. Part two compares native replays with the reference on random states.
-The first mismatch is printed with its seed, step and both sides; exit status 1. ``--help`` names the shorter modes.
+batch order, token counts, free blocks, preempted and finished requests, both queues in order. It does so for four
+kinds of engine: plain, asynchronous, with a prefix cache, and both. It fails as well when the workloads of a kind never
+reached one of its rules. Part two compares native replays with the reference on random states. The first mismatch is
+printed with its seed, step and both sides; exit status 1. ``--help`` names the shorter modes.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from conformance.environment import ensure_environment
-from conformance.features import ANY_CLOCK, FEATURES, exercised
+from conformance.features import exercised, features_of
 from conformance.real_scheduler import real_records
-from headway._core import ReplayedEngine
-from random_states import Workload, random_workload
-from recorded_runs import Engine, Mismatch, Record, first_mismatch
-from reference_scheduler import ReferenceEngine
+from random_states import KINDS, Workload, random_workload
+from recorded_runs import Engine, Mismatch, Record, first_mismatch, native_engine, reference_engine
 from replay_comparison import replay_differences
 
 STATES_PER_TASK = 500
@@ -44,14 +45,17 @@ def report(side: str, workload: Workload, mismatch: Mismatch) -> None:
         recorded, replayed = getattr(mismatch.recorded, field), getattr(mismatch.replayed, field)
         mark = " " if recorded == replayed else "*"
         print(f"{mark} {field}\n      real   {recorded}\n      replay {replayed}")
-    print(f"  again: python tests/conformance/run.py --seed {workload.seed} --workloads 1 --states 0")
+    kind = next(
+        kind for kind, flags in KINDS.items() if workload.limits == msgspec.structs.replace(workload.limits, **flags)
+    )
+    print(f"  again: python tests/conformance/run.py --kind '{kind}' --seed {workload.seed} --workloads 1 --states 0")
 
 
 def compare_workload(workload: Workload, record: Record) -> bool:
     """Whether both the native core and the Python reference repeat the record."""
     engines: dict[str, Engine] = {
-        "the native core": ReplayedEngine(workload.limits, ANY_CLOCK),
-        "the Python reference": ReferenceEngine(workload.limits, ANY_CLOCK),
+        "the native core": native_engine(workload.limits),
+        "the Python reference": reference_engine(workload.limits),
     }
     for side, engine in engines.items():
         mismatch = first_mismatch(engine, workload, record)
@@ -61,9 +65,11 @@ def compare_workload(workload: Workload, record: Record) -> bool:
     return True
 
 
-def compare_with_real_scheduler(python: Path, first_seed: int, num_workloads: int, *, all_features: bool) -> bool:
-    """Part one. ``all_features`` demands that every rule was exercised."""
-    workloads = [random_workload(seed) for seed in range(first_seed, first_seed + num_workloads)]
+def compare_with_real_scheduler(
+    python: Path, kind: str, first_seed: int, num_workloads: int, *, all_features: bool
+) -> bool:
+    """Part one, for one kind of engine. ``all_features`` demands that every rule was exercised."""
+    workloads = [random_workload(seed, **KINDS[kind]) for seed in range(first_seed, first_seed + num_workloads)]
     features: Counter[str] = Counter()
     num_steps = num_preemptions = 0
     version = ""
@@ -77,15 +83,17 @@ def compare_with_real_scheduler(python: Path, first_seed: int, num_workloads: in
         num_steps += len(record.rows)
         num_preemptions += sum(len(row.preempted) for row in record.rows)
         features.update(exercised(workload, record))
-        progress(f"workload {compared}/{num_workloads}, {num_steps} steps")
+        progress(f"{kind}: workload {compared}/{num_workloads}, {num_steps} steps")
     progress("")
     print(
-        f"real scheduler (vLLM {version}): {compared} workloads, {num_steps} steps, {num_preemptions} preemptions, "
-        f"no mismatch, {time.monotonic() - started_s:.0f} s"
+        f"real scheduler (vLLM {version}), {kind}: {compared} workloads, {num_steps} steps, {num_preemptions} "
+        f"preemptions, no mismatch, {time.monotonic() - started_s:.0f} s",
+        flush=True,
     )
-    for feature in FEATURES:
+    wanted = features_of(workloads[0].limits)
+    for feature in wanted:
         print(f"  {features[feature]:6d} workloads exercise: {feature}")
-    missing = [feature for feature in FEATURES if features[feature] == 0]
+    missing = [feature for feature in wanted if features[feature] == 0]
     if missing and all_features:
         print(f"NOT EXERCISED: {', '.join(missing)}")
         return False
@@ -121,16 +129,20 @@ def compare_with_reference(first_seed: int, num_states: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=int, default=2500, help="workloads for the real scheduler (default 2500)")
+    parser.add_argument(
+        "--workloads", type=int, default=1000, help="for the real scheduler, of each kind (default 1000)"
+    )
+    parser.add_argument("--kind", choices=KINDS, help="only this kind of engine")
     parser.add_argument("--states", type=int, default=100_000, help="states for the reference (default 100000)")
     parser.add_argument("--seed", type=int, default=0, help="first seed (default 0)")
     options = parser.parse_args()
     good = True
     if options.workloads:
         python = ensure_environment()
-        # A handful of workloads cannot reach everything.
-        good = compare_with_real_scheduler(
-            python, options.seed, options.workloads, all_features=options.workloads >= 1000
+        every = options.workloads >= 500  # a handful of workloads cannot reach everything
+        good = all(
+            compare_with_real_scheduler(python, kind, options.seed, options.workloads, all_features=every)
+            for kind in ([options.kind] if options.kind else KINDS)
         )
     if good and options.states:
         good = compare_with_reference(options.seed, options.states)

@@ -22,6 +22,8 @@ import torch
 from vllm import __version__
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -30,7 +32,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-ORDINARY_TOKEN, STOP_TOKEN = 5, 7
+STOP_TOKEN = 7
 TINY_MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -61,7 +63,7 @@ class RecordingAsync(Recording, AsyncScheduler):
 
 
 def build_scheduler(model: ModelConfig, limits: dict[str, Any]) -> Recording:
-    """A scheduler under these limits: one full-attention group, no prefix cache."""
+    """A scheduler under these limits, with one full-attention group."""
     model.max_model_len = limits["max_model_len"]
     scheduler_config = SchedulerConfig(
         max_num_seqs=limits["max_num_seqs"],
@@ -75,7 +77,7 @@ def build_scheduler(model: ModelConfig, limits: dict[str, Any]) -> Recording:
         is_encoder_decoder=False,
         async_scheduling=False,
     )
-    cache_config = CacheConfig(block_size=limits["block_size"], enable_prefix_caching=False)
+    cache_config = CacheConfig(block_size=limits["block_size"], enable_prefix_caching=limits["prefix_caching"])
     config = VllmConfig(
         model_config=model,
         scheduler_config=scheduler_config,
@@ -119,23 +121,33 @@ def check_unchanged(config: VllmConfig, limits: dict[str, Any]) -> None:
         raise SystemExit(f"vLLM changed the limits: asked for {limits}, got {seen}")
 
 
-def build_request(request: dict[str, Any], max_model_len: int) -> Request:
+def token_ids(workload: dict[str, Any], request_id: str) -> list[int]:
+    """The tokens of a request, prompt and answer (see ``random_states.token_ids``)."""
+    pieces = workload["texts"].get(request_id) or [(0, workload["limits"]["max_model_len"])]
+    return [1000 + (text << 12) + place for text, length in pieces for place in range(length)]
+
+
+def build_request(request: dict[str, Any], tokens: list[int], limits: dict[str, Any]) -> Request:
     """vLLM's request. Without ``max_tokens`` the answer may fill the context, as vLLM's front end sets it."""
     prompt_tokens = request["prompt_tokens"]
     params = SamplingParams(
-        max_tokens=request.get("max_tokens") or max_model_len - prompt_tokens, stop_token_ids=[STOP_TOKEN]
+        max_tokens=request.get("max_tokens") or limits["max_model_len"] - prompt_tokens, stop_token_ids=[STOP_TOKEN]
     )
+    hasher = get_request_block_hasher(limits["block_size"], sha256) if limits["prefix_caching"] else None
     return Request(
         request_id=request["request_id"],
-        prompt_token_ids=[ORDINARY_TOKEN] * prompt_tokens,
+        prompt_token_ids=tokens[:prompt_tokens],
         sampling_params=params,
         pooling_params=None,
         arrival_time=request["arrival_s"],
         priority=request["priority"],
+        block_hasher=hasher,
     )
 
 
-def sample(scheduler: Scheduler, output: SchedulerOutput, targets: dict[str, int]) -> ModelRunnerOutput:
+def sample(
+    scheduler: Scheduler, output: SchedulerOutput, targets: dict[str, int], tokens: dict[str, list[int]]
+) -> ModelRunnerOutput:
     """One token for every request whose tokens are all computed with this batch; the stop token at its target length.
 
     A placeholder stands for each output of an asynchronous scheduler that is not known, the one of this batch included.
@@ -147,8 +159,10 @@ def sample(scheduler: Scheduler, output: SchedulerOutput, targets: dict[str, int
         if request.is_prefill_chunk:
             sampled.append([])
         else:
-            ends = request.num_output_tokens + max(request.num_output_placeholders, 1) >= targets[request_id]
-            sampled.append([STOP_TOKEN if ends else ORDINARY_TOKEN])
+            length = request.num_output_tokens + max(request.num_output_placeholders, 1)
+            # A token past the context is sampled only where it will be thrown away.
+            place = min(request.num_prompt_tokens + length, len(tokens[request_id])) - 1
+            sampled.append([STOP_TOKEN if length >= targets[request_id] else tokens[request_id][place]])
     index = {request_id: place for place, request_id in enumerate(request_ids)}
     return ModelRunnerOutput(req_ids=request_ids, req_id_to_index=index, sampled_token_ids=sampled)
 
@@ -159,18 +173,20 @@ def run(model: ModelConfig, workload: dict[str, Any]) -> dict[str, Any]:
     scheduler = build_scheduler(model, limits)
     requests = {request["request_id"]: request for _, request in workload["submissions"]}
     targets = {request_id: request["target_output_tokens"] for request_id, request in requests.items()}
+    tokens = {request_id: token_ids(workload, request_id) for request_id in requests}
     submissions, cancels = list(workload["submissions"]), list(workload["cancels"])
     waits: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []  # batches whose outcome is not applied
     rows: list[list[Any]] = []
     for step in range(workload["num_steps"]):
         while submissions and submissions[0][0] <= step:
-            scheduler.add_request(build_request(submissions.pop(0)[1], limits["max_model_len"]))
+            request = submissions.pop(0)[1]
+            scheduler.add_request(build_request(request, tokens[request["request_id"]], limits))
         while cancels and cancels[0][0] <= step:
             scheduler.finish_requests(cancels.pop(0)[1], RequestStatus.FINISHED_ABORTED)
         scheduler.preempted_in_order.clear()
         output = scheduler.schedule()
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        waits.append((output, sample(scheduler, output, targets)))
+        waits.append((output, sample(scheduler, output, targets, tokens)))
         # vLLM's engine schedules a batch while the one before it runs, where it schedules asynchronously.
         result = scheduler.update_from_output(*waits.pop(0)) if len(waits) > limits["async_scheduling"] else {}
         outputs = result[0].outputs if result else []
@@ -191,6 +207,7 @@ def run(model: ModelConfig, workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(TINY_MODEL))
         model = ModelConfig(model=directory, skip_tokenizer_init=True, max_model_len=4096, dtype="bfloat16", seed=0)
