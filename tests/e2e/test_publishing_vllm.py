@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from headway.calibrate.result import calibrate_log
 from headway.engines.vllm_state import CHECKED_VERSIONS
-from headway.snapshot.shared_memory import SharedMemoryReader
+from headway.snapshot.shared_memory import SharedMemoryReader, segment_path
 from headway.snapshot.zeromq import ZeroMQSubscriber
 from headway.testing import segment_name
 from headway.types import Snapshot
@@ -59,8 +59,11 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         model=ensure_model("256x4"), directory=directory, core=1, environment=settings, arguments=ARGUMENTS
     )
     server.segment, server.zeromq, server.step_log = segment, zeromq, step_log
-    with server:
-        yield server
+    try:
+        with server:
+            yield server
+    finally:
+        segment_path(segment).unlink(missing_ok=True)  # vLLM ends its engine by force
 
 
 @asynccontextmanager
