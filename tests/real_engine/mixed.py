@@ -156,6 +156,8 @@ def _twice(engines: dict[str, Instance]) -> list[str]:
     """Requests that stand twice in the engines' logs; that of the killed one begins with its restart."""
     seen: Counter[str] = Counter()
     for engine in engines.values():
+        if not engine.step_log.stat().st_size:  # it served nothing since its restart
+            continue
         _, batches = read_batches(engine.step_log)
         seen.update(client_id(one.request_id) for batch in batches for one in batch.arrivals)
     return [name for name, times in seen.items() if times > 1]
