@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from gateway_clients import CHAT, RawClient, chat, metrics, pool_of, post, until
-from headway.errors import ConfigError
 from headway.decision_row import LoggedDecision
+from headway.errors import ConfigError
 from headway.testing import FakeUpstream, Reply, running_gateway
 
 
