@@ -30,7 +30,7 @@ from headway.policy.base import (
 )
 from headway.policy.hold_infeasible import HoldInfeasible
 from headway.policy.refusal import Weighed, drain_time_s, milliseconds, no_candidate, reason_of, rejection_of
-from headway.policy.verdict import Place, judge, max_prompt_tokens, worth_of
+from headway.policy.verdict import Place, judge, max_prompt_tokens, worths_of
 from headway.predict.base import Predictor
 from headway.types import Candidate, Decision, Estimate, ModelCard, Outcome, Prediction, Query, Snapshot
 
@@ -273,7 +273,7 @@ class Router:
                 refusal = RoutingError(f"policy {self._policy.name} holds queries and releases them from its queue")
             elif (chosen := choose(query, candidates, now)) is None:
                 refusal = NoInstanceError(f"policy {self._policy.name} chose none of {len(eligible)} instances")
-        if chosen is not None and self._charged is not None:
+        if chosen is not None and self._charged is not None and self._explaining:
             weighed = weighed._replace(candidates=self._charged(candidates))
         reason = str(refusal) if chosen is None else self._reason(weighed, chosen)
         decision = self._decision(query, weighed, chosen, reason)
@@ -300,7 +300,7 @@ class Router:
         if query.candidates is not None:
             places = [place for place in places if place.model in query.candidates]
             models = tuple(model for model in models if model in query.candidates)
-        worths = {model: worth_of(query, model, predictions, self._lambda_per_usd) for model in models}
+        worths = worths_of(query, models, predictions, self._lambda_per_usd)
         return Weighed(places, worths, judge(query, places, worths, estimates, target_s), target_s)
 
     def _decision(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from msgspec import Struct
@@ -177,6 +177,8 @@ class _Run:
             for index, engine in enumerate(self.engines):
                 self._show(index, engine, 0.0)
         self.outcomes = Outcomes.empty(len(workload.arrival_s))
+        self.filled = _Filled(self.outcomes)
+        self.true_output_tokens, self.prompt_tokens = workload.true_output_tokens.data, workload.prompt_tokens.data
         self.arrivals: list[float] = workload.arrival_s.tolist()
 
     def play(self) -> None:
@@ -246,7 +248,7 @@ class _Run:
 
     def _tell(self, now: float) -> bool:
         """Tell the router what happened up to ``now``, in order; whether any query ended."""
-        events, outcomes = self.events, self.outcomes
+        events, outcomes = self.events, self.filled
         any_ended = False
         while events and events[0][0] <= now:
             time_s, ended, index, request_id = heapq.heappop(events)
@@ -257,8 +259,8 @@ class _Run:
                 outcomes.ttft_s[number] = latency_s
                 router.fleet.first_token_seen(request_id, time_s)
                 continue
-            output_tokens = int(self.workload.true_output_tokens[number, self.columns[index]])
-            prompt_tokens = int(self.workload.prompt_tokens[number])
+            output_tokens = self.true_output_tokens[number, self.columns[index]]
+            prompt_tokens = self.prompt_tokens[number]
             outcomes.total_s[number] = latency_s
             outcomes.output_tokens[number] = output_tokens
             outcomes.status[number] = Status.OK
@@ -267,7 +269,7 @@ class _Run:
                     query_id=request_id,
                     instance_id=self.ids[index],
                     status="ok",
-                    ttft_s=float(outcomes.ttft_s[number]),
+                    ttft_s=outcomes.ttft_s[number],
                     total_s=latency_s,
                     prompt_tokens=prompt_tokens,
                     output_tokens=output_tokens,
@@ -295,7 +297,7 @@ class _Run:
         index, candidate = decision.chosen, decision.candidate
         assert index is not None
         assert candidate is not None
-        outcomes = self.outcomes
+        outcomes = self.filled
         outcomes.chosen[number] = index
         outcomes.status[number] = Status.FAILED  # until its end comes
         outcomes.feasible[number] = candidate.verdict == "feasible"
@@ -303,7 +305,7 @@ class _Run:
             outcomes.predicted_ttft_s[number] = candidate.estimate.ttft_s + (decision.held_s or 0.0)
         prompt_tokens = candidate.prompt_tokens or 1
         predicted_tokens = candidate.output_tokens or 1.0
-        true_tokens = int(self.workload.true_output_tokens[number, self.columns[index]])
+        true_tokens = self.true_output_tokens[number, self.columns[index]]
         max_tokens = true_tokens if self.sight.exact_lengths else self.workload.max_tokens
         router.fleet.book(
             request_id=decision.query_id,
@@ -353,6 +355,21 @@ class _Run:
                     ttft_target_s=target_s,
                 )
                 yield query, predictions
+
+
+class _Filled:
+    """The columns of the outcomes, to be written one by one: as arrays they would box every value."""
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        self.chosen, self.status = outcomes.chosen.data, outcomes.status.data
+        self.output_tokens, self.feasible = (
+            outcomes.output_tokens.data,
+            cast("memoryview[bool]", outcomes.feasible.data),
+        )
+        self.ttft_s, self.total_s = (
+            cast("memoryview[float]", column.data) for column in (outcomes.ttft_s, outcomes.total_s)
+        )
+        self.predicted_ttft_s = cast("memoryview[float]", outcomes.predicted_ttft_s.data)
 
 
 class _NoEstimator:

@@ -125,6 +125,8 @@ def ttft_s_of(candidate: Candidate) -> float:
 
 def largest(indices: Sequence[int], values: Sequence[float], tie: float = UTILITY_TIE) -> list[int]:
     """Those of ``indices`` whose value is within ``tie`` of the largest; ``values`` runs parallel to ``indices``."""
+    if len(values) == 1:
+        return list(indices)
     floor = max(values) - tie
     return [index for index, value in zip(indices, values, strict=True) if value >= floor]
 

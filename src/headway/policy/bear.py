@@ -53,7 +53,7 @@ class BearPolicy:
         feasible = [index for index, candidate in enumerate(candidates) if candidate.verdict == "feasible"]
         if feasible:
             tied = largest(feasible, [utility_of(candidates[index]) for index in feasible])
-            return break_tie(tied, candidates, self._rotation)
+            return tied[0] if len(tied) == 1 else break_tie(tied, candidates, self._rotation)
         indices = choosable(candidates)
         if not indices:
             return None

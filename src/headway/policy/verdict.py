@@ -46,26 +46,38 @@ def max_prompt_tokens(instance: Instance, card: ModelCard) -> int:
     return min(card.context_tokens - 1, limits.max_model_len - 1, (limits.num_blocks - 1) * limits.block_size)
 
 
-def worth_of(query: Query, model: str, predictions: Mapping[str, Prediction], lambda_per_usd: float) -> Worth:
-    """``quality − λ·cost`` of one model and what it is made of.
+def worths_of(
+    query: Query, models: Sequence[str], predictions: Mapping[str, Prediction], lambda_per_usd: float
+) -> dict[str, Worth]:
+    """``quality − λ·cost`` of each model and what it is made of. Written for speed: no call per model.
 
     Raises:
-        ValueError: ``predictions`` or ``query.prompt_tokens`` lack the model.
+        ValueError: ``predictions`` or ``query.prompt_tokens`` lack a model.
     """
-    prediction = predictions.get(model)
-    if prediction is None:
-        raise ValueError(f"predictions of query {query.id!r} lack model {model!r}")
-    prompt_tokens = query.prompt_tokens.get(model)
-    if prompt_tokens is None:
-        raise ValueError(f"query.prompt_tokens of query {query.id!r} lacks model {model!r}")
-    quality, cost_usd = prediction.quality, prediction.cost_usd
-    refused: Verdict | None = None
-    if query.quality_min is not None and quality < query.quality_min:
-        refused = "quality"
-    elif query.max_cost_usd is not None and cost_usd > query.max_cost_usd:
-        refused = "budget"
-    utility = quality - lambda_per_usd * cost_usd
-    return Worth(prompt_tokens, quality, cost_usd, prediction.output_tokens, prediction.source, utility, refused)
+    counts, quality_min, max_cost_usd = query.prompt_tokens, query.quality_min, query.max_cost_usd
+    worths: dict[str, Worth] = {}
+    for model in models:
+        prediction, prompt_tokens = predictions.get(model), counts.get(model)
+        if prediction is None:
+            raise ValueError(f"predictions of query {query.id!r} lack model {model!r}")
+        if prompt_tokens is None:
+            raise ValueError(f"query.prompt_tokens of query {query.id!r} lacks model {model!r}")
+        quality, cost_usd = prediction.quality, prediction.cost_usd
+        refused: Verdict | None = None
+        if quality_min is not None and quality < quality_min:
+            refused = "quality"
+        elif max_cost_usd is not None and cost_usd > max_cost_usd:
+            refused = "budget"
+        worths[model] = Worth(
+            prompt_tokens,
+            quality,
+            cost_usd,
+            prediction.output_tokens,
+            prediction.source,
+            quality - lambda_per_usd * cost_usd,
+            refused,
+        )
+    return worths
 
 
 def judge(
