@@ -1,0 +1,106 @@
+"""Boosted trees served by LightGBM's own library, straight through its C interface.
+
+The Python package of LightGBM takes over a second to import and tens of microseconds to ask; its shared library alone
+loads in milliseconds and answers one row in a few. It is looked up where the package (extra ``learned``) is installed
+and loaded only when an artifact holds trees. This file refuses to train.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.errors import ArtifactError
+
+_FLOAT64, _ROW_MAJOR, _NORMAL = 1, 1, 0
+_PARAMETERS = b"num_threads=1"
+#: Up to this many rows are asked one by one through the prepared single-row call, more in one batch.
+_MAX_SINGLE_ROWS = 4
+
+
+class Trees:
+    """One trained model of LightGBM, from the text that LightGBM saves.
+
+    Raises:
+        ArtifactError: LightGBM is not installed, cannot be loaded, or does not accept the text.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._library = _library()
+        self._handle, self._single = ctypes.c_void_p(), ctypes.c_void_p()
+        iterations, features = ctypes.c_int(), ctypes.c_int()
+        self._call("BoosterLoadModelFromString", text, ctypes.byref(iterations), ctypes.byref(self._handle))
+        self._call("BoosterGetNumFeature", self._handle, ctypes.byref(features))
+        self.num_features, self.num_iterations = features.value, iterations.value
+        self._call(
+            "BoosterPredictForMatSingleRowFastInit",
+            *(self._handle, _NORMAL, 0, -1, _FLOAT64, features, _PARAMETERS, ctypes.byref(self._single)),
+        )
+        self._predict_single = self._library.LGBM_BoosterPredictForMatSingleRowFast
+        self._predict_single.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        self._length = ctypes.c_int64()
+        self._length_at = ctypes.addressof(self._length)
+
+    def predict(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """One value per row of ``rows``, float64 of shape (n, ``num_features``); NaN is a missing value."""
+        rows = np.ascontiguousarray(rows, np.float64)
+        num_rows, num_columns = rows.shape
+        if num_columns != self.num_features:
+            raise ValueError(f"rows have {num_columns} columns, the trees take {self.num_features}")
+        out = np.empty(num_rows)
+        if num_rows > _MAX_SINGLE_ROWS:
+            self._call(
+                "BoosterPredictForMat",
+                *(self._handle, rows.ctypes.data_as(ctypes.c_void_p), _FLOAT64, num_rows, num_columns, _ROW_MAJOR),
+                *(_NORMAL, 0, -1, _PARAMETERS, ctypes.byref(self._length), out.ctypes.data_as(ctypes.c_void_p)),
+            )
+            return out
+        source, target = rows.ctypes.data, out.ctypes.data
+        single, predict, length_at = self._single, self._predict_single, self._length_at
+        for _ in range(num_rows):
+            predict(single, source, length_at, target)
+            source += 8 * num_columns
+            target += 8
+        return out
+
+    def _call(self, name: str, *arguments: object) -> None:
+        if getattr(self._library, f"LGBM_{name}")(*arguments) != 0:
+            reason = ctypes.string_at(self._library.LGBM_GetLastError()).decode("utf-8", "replace")
+            raise ArtifactError(f"LightGBM refused {name}: {reason.strip()}")
+
+    def __del__(self) -> None:
+        library = getattr(self, "_library", None)
+        if library is not None:
+            if self._single.value:
+                library.LGBM_FastConfigFree(self._single)
+            if self._handle.value:
+                library.LGBM_BoosterFree(self._handle)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """LightGBM's shared library, loaded without its Python package.
+
+    Raises:
+        ArtifactError: it is not installed, or cannot be loaded.
+    """
+    found = importlib.util.find_spec("lightgbm")
+    if found is None or not found.submodule_search_locations:
+        raise ArtifactError("holds boosted trees, and LightGBM is not installed: pip install 'headway[learned]'")
+    folder = found.submodule_search_locations[0]
+    name = {"win32": "lib_lightgbm.dll", "darwin": "lib_lightgbm.dylib"}.get(sys.platform, "lib_lightgbm.so")
+    problems = []
+    for path in (f"{folder}/lib/{name}", f"{folder}/{name}", f"{folder}/bin/{name}"):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            problems.append(str(error))
+            continue
+        library.LGBM_GetLastError.restype = ctypes.c_void_p
+        return library
+    raise ArtifactError(f"holds boosted trees, and LightGBM's library cannot be loaded: {problems[0]}")
