@@ -22,7 +22,8 @@ from headway.lab.pool import Pool, qwen3_pool
 from headway.lab.runs import need
 from headway.lab.simulate import simulate
 from headway.lab.workload import WorkloadSpec, four_task_workload
-from headway.policy.registry import make_policy
+from headway.policy.options import Options
+from headway.policy.registry import POLICIES, make_policy
 from headway.router import Router
 from headway.types import Decision, Prediction, Query
 
@@ -31,8 +32,14 @@ _RATE_PER_INSTANCE = 8 / 3
 _NUM_QUERIES = 4000
 
 
-def decision_times_s(pool: Pool, *, num_queries: int = _NUM_QUERIES, seed: int = 0) -> list[float]:
-    """CPU seconds of every decision of a run under BEAR: looking at the engines, estimates, verdicts, choice."""
+def decision_times_s(
+    pool: Pool, *, policy: str = "bear", num_queries: int = _NUM_QUERIES, seed: int = 0
+) -> list[float]:
+    """CPU seconds of every decision of a run: looking at the engines, estimates, verdicts, choice.
+
+    Raises:
+        KeyError: no policy is called so.
+    """
     rate_per_s = _RATE_PER_INSTANCE * len(pool.instances)
     workload = four_task_workload(
         poisson(num_queries, rate_per_s, np.random.default_rng(seed)), WorkloadSpec(seed=seed)
@@ -47,18 +54,19 @@ def decision_times_s(pool: Pool, *, num_queries: int = _NUM_QUERIES, seed: int =
             finally:
                 times_s.append((time.thread_time_ns() - start_ns) * 1e-9)
 
+    options: Options = {"fallback": "least_work"} if "fallback" in POLICIES[policy].options else {}
     simulate(
         workload,
         pool,
-        policy=make_policy("bear", rng=np.random.default_rng(seed), options={"fallback": "least_work"}),
-        estimator=make_estimator("replay"),
+        policy=make_policy(policy, rng=np.random.default_rng(seed), options=options),
+        estimator=make_estimator(POLICIES[policy].estimator),
         seed=seed,
         router=TimedRouter,
     )
     return times_s
 
 
-def draw(times_s: Mapping[str, list[float]]) -> Drawing:
+def draw(times_s: Mapping[str, list[float]], policy: str = "bear") -> Drawing:
     """A histogram per pool, of microseconds per decision, the slowest hundredth gathered in the last bar."""
     figure, grid = panels(len(times_s), columns=len(times_s), width=5.0 * len(times_s), height=3.8)
     words = []
@@ -74,7 +82,7 @@ def draw(times_s: Mapping[str, list[float]]) -> Drawing:
     return Drawing(
         name="overhead",
         title="What one decision costs",
-        caption="CPU time of Router.decide under BEAR, engines looked at anew each time. Dashed: the median.",
+        caption=f"CPU time of Router.decide under {policy}, engines looked at anew each time. Dashed: the median.",
         alt="Histograms of CPU time per decision; " + "; ".join(words) + ".",
         figure=figure,
     )
@@ -84,11 +92,14 @@ def main() -> None:
     """Measures on 3 and on 24 instances, writes the figure, and prints where it is and what it shows."""
     parser = argparse.ArgumentParser(description="Draw what a routing decision costs on this machine.")
     parser.add_argument("--out", type=Path, default=Path("runs/overhead"), help="directory of overhead.png and .svg")
-    out: Path = parser.parse_args().out
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="bear", help="whose (default: %(default)s)")
+    given = parser.parse_args()
+    out: Path = given.out
     need("matplotlib")
-    times_s = {f"{3 * copies} instances": decision_times_s(qwen3_pool(copies)) for copies in (1, 8)}
+    pools = {f"{3 * copies} instances": qwen3_pool(copies) for copies in (1, 8)}
+    times_s = {label: decision_times_s(pool, policy=given.policy) for label, pool in pools.items()}
     with style():
-        drawing = draw(times_s)
+        drawing = draw(times_s, given.policy)
     print(*write(drawing, out), drawing.alt, sep="\n")
 
 
