@@ -45,15 +45,19 @@ class ReferencePrices:
         return total
 
     def step(
-        self, columns: Sequence[Column], d_slots: list[list[float]], d_tokens: list[list[float]], size: float
+        self, requests: Sequence[Sequence[Column]], d_slots: list[list[float]], d_tokens: list[list[float]], size: float
     ) -> None:
-        """p ← max(0, p − η·(d − (1/m)·Σ a over the columns with r > a·p))."""
-        taken = [column for column in columns if column.reward > self.charge(column)]
+        """p ← max(0, p − η·(d − (1/m)·Σ a)), a request counting on the device of best margin r − a·p if that is > 0."""
+        taken = []
+        for columns in requests:
+            margin, place = max((column.reward - self.charge(column), -number) for number, column in enumerate(columns))
+            if margin > 0.0:
+                taken.append(columns[-place])
         for device in range(len(self.units)):
             for period in range(self.num_periods):
                 used = [self.usage(column, period) for column in taken if column.device == device]
-                slots = sum(slot for slot, _ in used) / len(columns)
-                tokens = sum(tokens for _, tokens in used) / len(columns)
+                slots = sum(slot for slot, _ in used) / len(requests)
+                tokens = sum(tokens for _, tokens in used) / len(requests)
                 for prices, d, mean in ((self.slots, d_slots, slots), (self.tokens, d_tokens, tokens)):
                     moved = prices[device][period] - size * (d[device][period] - mean)
                     prices[device][period] = max(0.0, moved)

@@ -26,24 +26,27 @@ DEVICES = st.integers(1, 3).flatmap(
 )
 
 
-def columns_on(draw: st.DrawFn, num_devices: int) -> list[Column]:
-    one = st.builds(
-        Column,
-        st.integers(0, num_devices - 1),
-        st.integers(1, NUM_PERIODS),
-        st.integers(0, 60).map(float),
-        st.floats(0.0, 1.0),
-        st.integers(0, NUM_PERIODS - 1),
-    )
-    return draw(st.lists(one, min_size=1, max_size=8))
+def requests_on(draw: st.DrawFn, num_devices: int) -> list[list[Column]]:
+    """Requests with a column on one device, or on each; all columns of a request begin at one time."""
+    everywhere = draw(st.booleans())
+    requests = []
+    for _ in range(draw(st.integers(1, 8))):
+        start = draw(st.integers(0, NUM_PERIODS - 1))
+        devices = range(num_devices) if everywhere else [draw(st.integers(0, num_devices - 1))]
+        one = st.tuples(st.integers(1, NUM_PERIODS), st.integers(0, 60).map(float), st.integers(0, 99))
+        columns = [(device, *draw(one)) for device in devices]  # rewards that no charge and no other comes near
+        requests.append(
+            [Column(d, length, base, 0.0137 + 0.01 * r + 1e-4 * d, start) for d, length, base, r in columns]
+        )
+    return requests
 
 
-def stacked(columns: list[Column]) -> Columns:
-    device, lengths, base, reward, _ = zip(*columns, strict=True)
-    return Columns(np.array(device), np.array(lengths), np.array(base), np.array(reward))
+def stacked(requests: list[list[Column]]) -> Columns:
+    parts = [np.array([[column[part] for column in columns] for columns in requests]) for part in range(4)]
+    return Columns(*parts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), DEVICES, st.sampled_from([1, 3]), st.booleans())
 def test_steps_and_charges_are_those_of_the_formulas(
     data: st.DataObject, devices: Devices, stride: int, spread: bool
@@ -53,30 +56,28 @@ def test_steps_and_charges_are_those_of_the_formulas(
     slow = ReferencePrices(devices, NUM_PERIODS, stride)
     shape = (len(devices), NUM_PERIODS)
     for _ in range(data.draw(st.integers(1, 4))):
-        columns = data.draw(st.composite(columns_on)(len(devices)))
+        requests = data.draw(st.composite(requests_on)(len(devices)))
         if not spread:
-            columns = [column._replace(start=0) for column in columns]
-        seed, size = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.01, 0.3]))
-        rng = np.random.default_rng(seed)
-        picks = rng.integers(len(columns), size=(2, 4))
-        starts = np.array([column.start for column in columns])[picks]
+            requests = [[column._replace(start=0) for column in columns] for columns in requests]
+        rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+        size = data.draw(st.sampled_from([0.01, 0.3]))
+        picks = rng.integers(len(requests), size=(2, 4))
+        starts = np.array([columns[0].start for columns in requests])[picks]
         free_slots, free_tokens = rng.uniform(-1.0, 4.0, shape), rng.uniform(-50.0, 200.0, shape)
         scarcity = fast.scarcity(free_slots, free_tokens, 20.0)
-        fast.steps(stacked(columns), picks, scarcity, size, starts if spread else None)
+        fast.steps(stacked(requests), picks, scarcity, size, starts if spread else None)
         for row in picks:
-            slow.step([columns[number] for number in row], *scarcity.tolist(), size)
+            slow.step([requests[number] for number in row], *scarcity.tolist(), size)
         gone = data.draw(st.integers(0, NUM_PERIODS + 1))
         fast.advance(gone)
         slow.advance(gone)
         assert fast.slots == pytest.approx(np.array(slow.slots), abs=1e-9)
         units = np.array(slow.units)[:, None]
         assert fast.tokens * units == pytest.approx(np.array(slow.tokens), abs=1e-9)
-        lengths = np.array([[column.num_periods] for column in columns])
-        bases = np.array([[column.base_tokens] for column in columns])
-        expected = [
-            [slow.charge(column._replace(device=device, start=0)) for device in range(len(devices))]
-            for column in columns
-        ]
+        firsts = [columns[0]._replace(start=0) for columns in requests]
+        lengths = np.array([[column.num_periods] for column in firsts])
+        bases = np.array([[column.base_tokens] for column in firsts])
+        expected = [[slow.charge(one._replace(device=device)) for device in range(len(devices))] for one in firsts]
         assert fast.charges(lengths, bases) == pytest.approx(np.array(expected), abs=1e-9)
 
 

@@ -10,6 +10,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.policy.bid_admission import Waiting
 from headway.policy.bid_control import BidControl, BidSettings
+from headway.policy.bid_dual import Columns
 from headway.policy.bid_history import ColumnHistory, RateShift
 from headway.policy.bid_plan import Devices
 
@@ -29,6 +30,10 @@ def waiting(*requests: tuple[str, int, float, float]) -> Waiting:
         np.array(bases, np.float64)[:, None],
         np.broadcast_to(np.array(rewards)[:, None], (num, 2)),
     )
+
+
+def column(num_periods: int, reward: float = 0.5) -> Columns:
+    return Columns(np.array(0), np.array(num_periods), np.array(1.0), np.array(reward))
 
 
 def test_the_best_go_while_there_is_room_and_are_spread() -> None:
@@ -100,7 +105,7 @@ def test_prices_rise_where_slots_run_out_and_fall_where_they_do_not() -> None:
     for request in one.plan.requests():
         one.ended(request, 60)
     one.history.forget_before(60)
-    one.history.add(0, 1, 1.0, 0.0, 60)
+    one.history.add(column(1, reward=0.0), 60)
     for period in range(60, 120):
         one.route(period, waiting((f"w{period}", 1, 1.0, 0.0)))
     assert one.prices.slots.max() == 0.0
@@ -132,20 +137,23 @@ def test_columns_of_a_period_or_of_each_request() -> None:
     for period in range(3):
         by_period.route(period, queue)
         by_request.route(period, queue)
-    assert by_period.history.columns().num_periods.tolist() == [7, 7, 7]
-    assert by_request.history.columns().num_periods.tolist() == [5, 7, 9]
+    assert by_period.history.columns().num_periods[:, 0].tolist() == [7, 7, 7]
+    assert by_request.history.columns().num_periods[:, 0].tolist() == [5, 7, 9]
+    ahead = control(full, history="ahead")
+    ahead.route(0, queue)
+    assert ahead.history.columns().device.tolist() == [[0, 1]] * 3
 
 
 def test_the_history_is_a_window_with_a_memory_of_when() -> None:
     """The newest columns remain, those before a period can be dropped, and the rate is that of what is left."""
-    history = ColumnHistory(3)
+    history = ColumnHistory(3, 1)
     for period in (0, 10, 20, 30):
-        history.add(0, period + 1, 1.0, 0.5, period)
-    assert sorted(history.columns().num_periods.tolist()) == [11, 21, 31]
+        history.add(column(period + 1), period)
+    assert sorted(history.columns().num_periods[:, 0].tolist()) == [11, 21, 31]
     assert history.rate(30) == pytest.approx(3 / 21)
     history.forget_before(20)
-    assert sorted(history.columns().num_periods.tolist()) == [21, 31]
-    history.add(0, 99, 1.0, 0.5, 40)
+    assert sorted(history.columns().num_periods[:, 0].tolist()) == [21, 31]
+    history.add(column(99), 40)
     assert len(history) == 3
 
 

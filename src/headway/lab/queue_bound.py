@@ -86,41 +86,42 @@ class StaticPrices(NamedTuple):
 
 
 def static_prices(columns: Columns, devices: Devices, scarcity: Grid, *, stride: int = 1) -> StaticPrices:
-    """Prices that minimise ``d·p + mean (r − a·p)₊`` over the columns, by the program of which they are the dual.
+    """Prices that minimise ``d·p + mean max_g (r − a·p)₊`` over the columns, by the program of which they are the dual.
 
     ``scarcity`` is d, of shape (2, devices, priced periods).
     """
     _, num_devices, num_periods = scarcity.shape
     units = np.array(devices.kv_tokens) / np.array(devices.max_num_seqs)
-    num = len(columns.device)
+    num = len(columns.reward)
+    rewards: list[float] = []
     entries: list[tuple[int, int, float]] = []
-    for number, (device, length, base, _) in enumerate(zip(*columns, strict=True)):
+    for request, place in zip(*np.nonzero(np.isfinite(columns.reward)), strict=True):
+        _, length, base, reward = (part[request, place] for part in columns)
+        device, column = int(columns.device[request, place]), len(rewards)
+        rewards.append(float(reward) / num)
+        entries.append((2 * num_devices * num_periods + int(request), column, 1.0))
         for period in range(int(length)):
-            row = int(device) * num_periods + period
-            tokens = float(base) + float(devices.speeds[device]) * stride * period
-            entries.append((row, number, 1.0 / num))
-            entries.append((num_devices * num_periods + row, number, tokens / float(units[device]) / num))
-    result = _maximum(columns.reward / num, entries, scarcity.ravel(), upper=1.0)
-    values = -np.asarray(result.ineqlin.marginals).reshape(scarcity.shape)
+            row, speed = device * num_periods + period, float(devices.speeds[device]) * stride
+            entries.append((row, column, 1.0 / num))
+            tokens = (float(base) + speed * period) / float(units[device])
+            entries.append((num_devices * num_periods + row, column, tokens / num))
+    result = _maximum(np.array(rewards), entries, np.concatenate((scarcity.ravel(), np.ones(num))))
+    values = -np.asarray(result.ineqlin.marginals)[: scarcity.size].reshape(scarcity.shape)
     return StaticPrices(values, float(-result.fun))
 
 
-def _maximum(
-    rewards: Grid, entries: list[tuple[int, int, float]], room: Grid, upper: float | None = None
-) -> OptimizeResult:
+def _maximum(rewards: Grid, entries: list[tuple[int, int, float]], room: Grid) -> OptimizeResult:
     rows, columns, amounts = (np.array(part) for part in zip(*entries, strict=True))
-    return _solve(rewards, (rows, columns, amounts), room, upper)
+    return _solve(rewards, (rows, columns, amounts), room)
 
 
-def _solve(
-    rewards: Grid, entries: tuple[NDArray[np.int64], NDArray[np.int64], Grid], room: Grid, upper: float | None = None
-) -> OptimizeResult:
+def _solve(rewards: Grid, entries: tuple[NDArray[np.int64], NDArray[np.int64], Grid], room: Grid) -> OptimizeResult:
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
 
     rows, columns, amounts = entries
     matrix = csr_array((amounts, (rows, columns)), shape=(len(room), len(rewards)))
-    result = linprog(-rewards, A_ub=matrix, b_ub=room, bounds=(0.0, upper), method="highs")
+    result = linprog(-rewards, A_ub=matrix, b_ub=room, bounds=(0.0, None), method="highs")
     if not result.success:
         raise HeadwayError(f"the bound has no solution: {result.message}")
     return result

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headway.errors import ConfigError
 from headway.policy.bid_admission import Admission, Room, Waiting, admit
-from headway.policy.bid_dual import DualPrices
+from headway.policy.bid_dual import Columns, DualPrices
 from headway.policy.bid_history import ColumnHistory, RateShift
 from headway.policy.bid_plan import Devices, PlannedOccupancy
 
@@ -34,12 +34,12 @@ class BidSettings(Struct, frozen=True, kw_only=True):
     ``horizon`` is in periods, priced at every ``stride``-th; rewards are counted in ``reward_periods``. ``num_steps``
     subgradient steps of ``step_size`` on ``minibatch`` columns each are taken per routing period. ``history`` says
     which columns there are, of which the newest ``window`` count: ``period``, the best of each period (the paper's);
-    ``request``, each request's best when it is first seen (the released code's); ``ahead``, these again, but spread
-    over the horizon and as many as are to come, where the other two have all of them begin now. ``threshold`` is what
-    a margin must exceed; with ``work_conserving`` the others take what is then still free, best margin first.
-    ``num_columns`` is N, for how many columns that begin now the capacity is: the slots of all devices by default.
-    ``reset_on_rise`` drops old columns when requests begin to come faster; ``reconcile`` lets the plan follow what
-    really ends.
+    ``request``, each request's best when it is first seen (the released code's); ``ahead``, each request where it is
+    best at the step, spread over the horizon and as many as are to come: the first two begin all of them now.
+    ``threshold`` is what a margin must exceed; with ``work_conserving`` the others take what is then still free, best
+    margin first. ``num_columns`` is N, for how many columns that begin now the capacity is: the slots of all devices by
+    default. ``reset_on_rise`` drops old columns when requests begin to come faster; ``reconcile`` lets the plan follow
+    what really ends.
 
     Raises:
         ConfigError: a number out of range; ``.key`` names it.
@@ -87,7 +87,8 @@ class BidControl:
         self._others = np.zeros((2, len(devices)))
         self.plan = PlannedOccupancy(devices, num_priced * settings.stride, follow=settings.reconcile)
         self.prices = DualPrices(devices, num_periods=num_priced, stride=settings.stride)
-        self.history = ColumnHistory(settings.window)
+        self._devices = np.arange(len(devices))
+        self.history = ColumnHistory(settings.window, len(devices) if settings.history == "ahead" else 1)
         self._rates = RateShift(settings.window)
         self._slots = np.array(devices.max_num_seqs, np.float64)
         self._kv_tokens = np.array(devices.kv_tokens, np.float64)
@@ -191,13 +192,8 @@ class BidControl:
             device = int(margins[row].argmax())
             if margins[row, device] == -np.inf:
                 continue
-            column = device if num_priced.shape[1] > 1 else 0
-            of_base = device if waiting.base_tokens.shape[1] > 1 else 0
-            of_reward = device if waiting.rewards.shape[1] > 1 else 0
-            self.history.add(
-                device,
-                int(num_priced[row, column]),
-                float(waiting.base_tokens[row, of_base]),
-                float(waiting.rewards[row, of_reward]),
-                period,
-            )
+            column = Columns(self._devices, num_priced[row], waiting.base_tokens[row], waiting.rewards[row])
+            if self.settings.history != "ahead":  # on the device that was best when it was seen, for good
+                own = (part[device if len(part) > 1 else 0] for part in column[1:])
+                column = Columns(np.array(device), *own)
+            self.history.add(column, period)

@@ -9,19 +9,23 @@ at every ``stride``-th period, which at 1 are all of them. It refuses to know re
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.policy.bid_plan import Devices
 
+_Number = TypeVar("_Number", np.float64, np.int64)
 Grid = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 
 class Columns(NamedTuple):
-    """What candidates would take and bring: device, priced periods covered, KV tokens in the first, reward."""
+    """What requests would take and bring where they may go: arrays of shape (requests, places), often one place each.
+
+    Device, priced periods covered, KV tokens in the first, reward; a reward of −inf where a request may not go.
+    """
 
     device: Index
     num_periods: Index
@@ -40,9 +44,10 @@ class DualPrices:
     def __init__(self, devices: Devices, *, num_periods: int, stride: int = 1) -> None:
         num = len(devices)
         self._width, self._reach = num_periods, 0
-        self._units = np.array(devices.kv_tokens) / np.array(devices.max_num_seqs)  # KV tokens per slot
-        self._speeds = devices.speeds * stride  # tokens gained between two priced periods
-        self._ramp = self._speeds[:, None] * np.arange(num_periods) / self._units[:, None]
+        self.units = np.array(devices.kv_tokens) / np.array(devices.max_num_seqs)
+        #: Tokens gained between two priced periods, and KV tokens per slot, by device.
+        self.speeds = devices.speeds * stride
+        self._ramp = self.speeds[:, None] * np.arange(num_periods) / self.units[:, None]
         #: Prices of a slot, and of the KV tokens per slot, shape (2, devices, num_periods).
         self.values = np.zeros((2, num, num_periods))
         # Prefix sums of both, and of the memory's prefix sums once more; a column of zeros in front.
@@ -66,14 +71,14 @@ class DualPrices:
     @property
     def tokens(self) -> Grid:
         """Reward per KV token in each priced period, shape (devices, num_periods)."""
-        found: Grid = self.values[1] / self._units[:, None]
+        found: Grid = self.values[1] / self.units[:, None]
         return found
 
     def scarcity(self, free_slots: Grid, free_tokens: Grid, num_columns: float) -> Grid:
         """d: what is free of both in each priced period, per column that asks for it; shape (2, devices, periods)."""
         d = np.empty(self.values.shape)
         np.multiply(free_slots, 1.0 / num_columns, out=d[0])
-        np.multiply(free_tokens, 1.0 / (num_columns * self._units[:, None]), out=d[1])
+        np.multiply(free_tokens, 1.0 / (num_columns * self.units[:, None]), out=d[1])
         return np.maximum(d, 0.0, out=d)
 
     def advance(self, num_periods: int) -> None:
@@ -86,50 +91,28 @@ class DualPrices:
         self._reach, self._summed = left, False
 
     def steps(self, columns: Columns, picks: Index, scarcity: Grid, size: float, starts: Index | None = None) -> None:
-        """A step per row of ``picks``, on the columns that it picks: ``p ← max(0, p − size·(d − mean of a, r > a·p))``.
+        """A step per row of ``picks``, on the requests that it picks: ``p ← max(0, p − size·(d − mean of a))``, the
+        mean over all of them, a being that of the device with the best margin if this is above 0, else 0.
 
-        ``starts`` has the shape of ``picks`` and says in which priced period each column begins; all now by default.
-        What of a column lies beyond the last priced period is free.
+        ``starts`` has the shape of ``picks`` and says in which priced period each request begins; all now by default.
+        What lies beyond the last priced period is free.
         """
-        device, lengths = columns.device[picks], columns.num_periods[picks]
-        base_tokens, reward = columns.base_tokens[picks], columns.reward[picks]
-        speeds, units = self._speeds[device], self._units[device]
-        ends = lengths if starts is None else np.minimum(lengths + starts, self._width)
-        self._reach = max(self._reach, int(ends.max()))
+        batches = _Batches(columns, picks, starts, self)
+        reach = self._reach = max(self._reach, batches.reach)
         self._summed = False
-        share, reach = size / picks.shape[1], self._reach
-        at_start = base_tokens if starts is None else base_tokens - speeds * starts
-        rows = device * self._row
-        places, weights = rows + ends, _weights(at_start + speeds * ends, speeds, units)
-        takes = np.empty((len(picks), 2, picks.shape[1]))
-        takes[:, 0], takes[:, 1] = share, at_start * (share / units)
-        if starts is not None:
-            places = np.concatenate((places, rows + starts), axis=1)
-            weights = np.concatenate((weights, -_weights(at_start + speeds * starts, speeds, units)), axis=2)
-        num_places = self._flat.shape[1]
-        both = np.concatenate((places, places + num_places), axis=1)
-        amounts = np.empty((2, places.shape[1]))
-        num_columns = picks.shape[1]
-        ended, begun = amounts[:, :num_columns], amounts[:, num_columns:]
         values, added = self.values[:, :, :reach], self._steps[:, :, :reach]
         backwards, token_step, slot_step = added[:, :, ::-1], self._product[:, :reach], added[0]
-        drift, ramp, zero = size * scarcity[:, :, :reach], self._ramp[:, :reach], 0.0
+        drift, ramp = size * scarcity[:, :, :reach], self._ramp[:, :reach]
         for row in range(len(picks)):
             self._sum()
-            charges = np.einsum("ij,ij->j", self._flat.take(places[row], axis=1), weights[row])
-            if starts is not None:
-                charges = charges[:num_columns] + charges[num_columns:]
-            np.multiply(takes[row], reward[row] > charges, out=ended)
-            if starts is not None:
-                np.negative(ended, out=begun)
-            last = np.bincount(both[row], amounts.ravel(), 2 * num_places).reshape(2, -1, self._row)
+            last = batches.taken(row, self._flat, size).reshape(2, -1, self._row)
             # A column takes its share in every period before its end: sums from the far end.
             np.add.accumulate(last[:, :, reach:0:-1], -1, None, backwards)
             np.subtract(values, drift, out=values)
             np.add(values, added, out=values)
             np.multiply(ramp, slot_step, out=token_step)
             np.add(values[1], token_step, out=values[1])
-            np.maximum(values, zero, out=values)
+            np.maximum(values, 0.0, out=values)
             self._summed = False
 
     def charges(self, num_periods: Index, base_tokens: Grid) -> Grid:
@@ -142,12 +125,12 @@ class DualPrices:
         """What slots and what memory are charged of requests on every device; shapes (requests, devices)."""
         self._sum()
         within = np.minimum(num_periods, self._reach)
-        places = within + self._row * np.arange(len(self._speeds))
+        places = within + self._row * np.arange(len(self.speeds))
         slots, once, twice = (one.take(places) for one in self._flat)
-        once *= base_tokens + self._speeds * within
-        twice *= self._speeds
+        once *= base_tokens + self.speeds * within
+        twice *= self.speeds
         once -= twice
-        once /= self._units
+        once /= self.units
         return slots, once
 
     def _sum(self) -> None:
@@ -159,10 +142,61 @@ class DualPrices:
         self._summed = True
 
 
-def _weights(tokens: Grid, speeds: Grid, units: Grid) -> Grid:
-    """What a charge takes of the three prefix sums at one end of its columns; ``tokens`` are those held there."""
-    weights = np.empty((len(tokens), 3, tokens.shape[1]))
-    weights[:, 0] = 1.0
-    weights[:, 1] = tokens / units
-    weights[:, 2] = speeds / -units
-    return weights
+class _Batches:
+    """The columns of some steps, prepared together: arrays of shape (steps, columns, places)."""
+
+    def __init__(self, columns: Columns, picks: Index, starts: Index | None, prices: DualPrices) -> None:
+        device, lengths = columns.device[picks], columns.num_periods[picks]
+        base_tokens, reward = columns.base_tokens[picks], columns.reward[picks]
+        speeds, units, rows = prices.speeds[device], prices.units[device], device * (prices.num_periods + 1)
+        begins = None if starts is None else starts[:, :, None]
+        ends = lengths if begins is None else np.minimum(lengths + begins, prices.num_periods)
+        at_start = base_tokens if begins is None else base_tokens - speeds * begins
+        self.reach = int(ends.max())
+        self._num = len(prices.units) * (prices.num_periods + 1)
+        self._reward, self._tokens = reward, at_start / units
+        self._end = _End(rows + ends, (at_start + speeds * ends) / units, speeds / units)
+        self._begin = None
+        if begins is not None:
+            self._begin = _End(rows + begins, (at_start + speeds * begins) / units, speeds / units)
+        self._rows = np.arange(picks.shape[1])
+
+    def taken(self, row: int, sums: Grid, size: float) -> Grid:
+        """Slots and tokens of the columns worth their charge in one step, summed at their ends and scaled to a step."""
+        margins = self._reward[row] - self._end.charges(row, sums)
+        if self._begin is not None:
+            margins += self._begin.charges(row, sums)
+        best = None if margins.shape[1] == 1 else (self._rows, margins.argmax(axis=1))
+        slots = (size / len(self._rows)) * (_at(margins, best) > 0.0)
+        amounts = np.concatenate((slots, slots * _at(self._tokens[row], best)))
+        last = self._summed(self._end, row, best, amounts)
+        return last if self._begin is None else last - self._summed(self._begin, row, best, amounts)
+
+    def _summed(self, end: _End, row: int, best: tuple[Index, Index] | None, amounts: Grid) -> Grid:
+        places = _at(end.places[row], best)
+        both = np.concatenate((places, places + self._num))
+        return np.bincount(both, weights=amounts, minlength=2 * self._num).astype(np.float64, copy=False)
+
+
+class _End:
+    """One end of each column: where its prefix sums are, and what a charge takes of those of memory."""
+
+    def __init__(self, places: Index, tokens: Grid, speeds: Grid) -> None:
+        """``tokens`` are those held at that end, and ``speeds`` those gained per priced period, in units."""
+        self.places, self._tokens, self._speeds = places, tokens, speeds
+
+    def charges(self, row: int, sums: Grid) -> Grid:
+        """The charges up to these ends in one step."""
+        found: Grid
+        found, once, twice = sums.take(self.places[row], axis=1)
+        once *= self._tokens[row]
+        twice *= self._speeds[row]
+        found += once
+        found -= twice
+        return found
+
+
+def _at(grid: NDArray[_Number], best: tuple[Index, Index] | None) -> NDArray[_Number]:
+    """Each column's value at its best place; None where there is but one."""
+    found: NDArray[_Number] = grid[:, 0] if best is None else grid[best]
+    return found

@@ -22,36 +22,27 @@ _BINS = 8
 
 
 class ColumnHistory:
-    """The newest ``window`` columns, the oldest overwritten."""
+    """The newest ``window`` requests with what they would take and bring at each of ``num_places``, the oldest
+    overwritten."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, num_places: int) -> None:
         self._window = window
-        self._device = np.zeros(window, np.int64)
-        self._num_periods = np.zeros(window, np.int64)
-        self._base_tokens = np.zeros(window)
-        self._reward = np.zeros(window)
+        shape = (window, num_places)
+        self._device, self._num_periods = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self._base_tokens, self._reward = np.zeros(shape), np.zeros(shape)
         self._seen = np.zeros(window, np.int64)
         self._num_added = 0
 
     def __len__(self) -> int:
         return min(self._num_added, self._window)
 
-    def add(self, device: int, num_periods: int, base_tokens: float, reward: float, period: int) -> None:
-        """One column, seen in ``period``."""
+    def add(self, column: Columns, period: int) -> None:
+        """One request, seen in ``period``; each array of it a value for all places, or one for each."""
         place = self._num_added % self._window
-        self._device[place], self._num_periods[place] = device, num_periods
-        self._base_tokens[place], self._reward[place], self._seen[place] = base_tokens, reward, period
+        self._device[place], self._num_periods[place] = column.device, column.num_periods
+        self._base_tokens[place], self._reward[place] = column.base_tokens, column.reward
+        self._seen[place] = period
         self._num_added += 1
-
-    def rate(self, period: int) -> float:
-        """Columns per period since the oldest that is kept."""
-        num = len(self)
-        oldest = (
-            int(self._seen[:num].min())
-            if self._num_added <= self._window
-            else int(self._seen[self._num_added % self._window])
-        )
-        return num / max(period + 1 - oldest, 1)
 
     def columns(self) -> Columns:
         """All of them, in no particular order; views."""
@@ -59,11 +50,21 @@ class ColumnHistory:
         return Columns(self._device[:num], self._num_periods[:num], self._base_tokens[:num], self._reward[:num])
 
     def forget_before(self, period: int) -> None:
-        """Drop the columns seen before ``period``."""
+        """Drop the requests seen before ``period``."""
         kept = np.nonzero(self._seen[: len(self)] >= period)[0]
         for column in (self._device, self._num_periods, self._base_tokens, self._reward, self._seen):
             column[: len(kept)] = column[kept]
         self._num_added = len(kept)
+
+    @property
+    def _oldest(self) -> int:
+        return self._num_added % self._window
+
+    def rate(self, period: int) -> float:
+        """Columns per period since the oldest that is kept."""
+        num = len(self)
+        seen = self._seen[:num]
+        return num / max(period + 1 - int(seen.min() if self._num_added <= self._window else seen[self._oldest]), 1)
 
 
 class RateShift:

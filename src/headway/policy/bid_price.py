@@ -36,6 +36,8 @@ HOSTED_SLOTS, HOSTED_KV_TOKENS = 64, 2**40
 DEFAULT_PERIOD_S = 0.03
 #: Periods planned ahead: some minutes of decoding, so that hardly an answer is predicted to be longer.
 DEFAULT_HORIZON = 16_384
+#: Columns spread over the horizon: measured to be the better ones where instances are unlike (docs/bid-price.md).
+DEFAULT_HISTORY = "ahead"
 ADMISSIONS, MODES = ("work_conserving", "threshold"), ("mixing", "disaggregated")
 #: Options of the registered policy.
 OPTIONS = (
@@ -74,7 +76,7 @@ class BidPricePolicy:
             horizon=_whole(options, "horizon", DEFAULT_HORIZON),
             stride=_whole(options, "stride", BidSettings().stride),
             step_size=number(options, "step_size", BidSettings().step_size),
-            history=cast("History", word(options, "history", "period", get_args(History))),
+            history=cast("History", word(options, "history", DEFAULT_HISTORY, get_args(History))),
             work_conserving=word(options, "admission", "work_conserving", ADMISSIONS) == "work_conserving",
         )
         self._first_periods = int(word(options, "mode", "mixing", MODES) == "mixing")

@@ -14,6 +14,7 @@ from headway.lab.acceptance.queue_units import (
     CUT_KV_TOKENS,
     LATENCY,
     NUM_OWN_REQUESTS,
+    NUM_REQUESTS,
     TAIL,
     THROUGHPUT,
     QueueRun,
@@ -24,11 +25,13 @@ from headway.lab.acceptance.settings import Settings
 from headway.lab.acceptance.table import Group, Results, row
 from headway.lab.intervals import Interval, paired_interval, t_interval
 from headway.lab.queue_cost import routing_ms
+from headway.policy.bid_control import BidSettings, History
 
 _RATES = (0.4, 0.5)
 #: Devices, and the most CPU that a routing period may take on so many, in milliseconds.
 _ROUTED = {4: 0.3, 64: 3.0}
 _NUM_PERIODS, _QUICK_PERIODS = 400, 60
+_HISTORIES: tuple[History, ...] = ("period", "ahead")
 #: Weights of the wait objective beside the latency weights.
 _WAIT_WEIGHTS = (0.0, 0.05, 0.1, 0.4, 0.8)
 _MIN_SPEARMAN = 0.9
@@ -44,6 +47,7 @@ class RoutingCost(Struct, frozen=True, kw_only=True):
     num_devices: int
     num_periods: int
     seed: int
+    history: History = "period"
 
     @property
     def cost(self) -> float:
@@ -52,27 +56,36 @@ class RoutingCost(Struct, frozen=True, kw_only=True):
 
     def run(self) -> float:
         """The median, in milliseconds."""
-        return routing_ms(self.num_devices, num_periods=self.num_periods, seed=self.seed)
+        settings = BidSettings(history=self.history)
+        return routing_ms(self.num_devices, num_periods=self.num_periods, seed=self.seed, settings=settings)
 
 
-def _costs(settings: Settings) -> list[RoutingCost]:
+def _costs(settings: Settings, num_devices: int, history: History) -> list[RoutingCost]:
     num_periods = _QUICK_PERIODS if settings.name == "quick" else _NUM_PERIODS
     return [
-        RoutingCost(num_devices=num, num_periods=num_periods, seed=seed) for num in _ROUTED for seed in settings.seeds
+        RoutingCost(num_devices=num_devices, num_periods=num_periods, seed=seed, history=history)
+        for seed in settings.seeds
     ]
+
+
+def _all_costs(settings: Settings) -> list[RoutingCost]:
+    return [one for num in _ROUTED for history in _HISTORIES for one in _costs(settings, num, history)]
 
 
 def _cost_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
     rows = []
-    for num, most_ms in _ROUTED.items():
-        found = [results.of(one) for one in _costs(settings) if one.num_devices == num]
-        quick = "QUICK, reduced: " if settings.name == "quick" else ""
-        setting = (
-            f"{quick}{num} devices, 200 waiting of mean length 200, horizon 2,048, 5 steps of 64 columns; "
-            f"{len(settings.seeds)} seeds"
-        )
-        claim = "median CPU time of a routing period, ms: rewards, price steps, margins, admission, plan"
-        rows.append(row(f"A14-{num}", claim, setting, t_interval(found), at_most=most_ms))
+    quick = "QUICK, reduced: " if settings.name == "quick" else ""
+    for history in _HISTORIES:
+        for num, most_ms in _ROUTED.items():
+            found = t_interval([results.of(one) for one in _costs(settings, num, history)])
+            judged, words = history == "period", {"period": "the paper's columns", "ahead": "columns spread ahead"}
+            setting = (
+                f"{quick}{num} devices, 200 waiting of mean length 200, horizon 2,048, {words[history]}, "
+                f"5 steps of 64; {len(settings.seeds)} seeds"
+            )
+            claim = "median CPU time of a routing period, ms: rewards, price steps, margins, admission, plan"
+            name = f"A14-{num}{'' if judged else '-ahead'}"
+            rows.append(row(name, claim, setting, found, at_most=most_ms if judged else None))
     return rows
 
 
@@ -160,40 +173,42 @@ def _mean_ranks(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.f
 
 def _priced(settings: Settings) -> dict[str, QueueRun]:
     light = queue(settings, _LIGHT, num_requests=NUM_OWN_REQUESTS)
+    own_full = queue(settings, _RATES[1], num_requests=NUM_OWN_REQUESTS)
     cut = replace(queue(settings, _RATES[0], num_requests=NUM_OWN_REQUESTS), kv_tokens=CUT_KV_TOKENS)
-    return {"cut": cut, "full": queue(settings, _RATES[1]), "light": light}
+    full = queue(settings, _RATES[1])
+    ahead = {f"ahead-{key}": replace(run, history="ahead") for key, run in (("cut", cut), ("light", light))}
+    return {"cut": cut, "full": full, "light": light, **ahead, "ahead-full": replace(own_full, history="ahead")}
 
 
 def _price_rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
     if trace_directory() is None:
         return absent(settings, "A21", "which resource the prices call scarce")
     runs = Runs(settings, results)
-    rows: list[AcceptanceRow] = []
+    return [one for key, run in _priced(settings).items() for one in _prices_of(settings, runs, key, run)]
+
+
+def _prices_of(settings: Settings, runs: Runs, key: str, run: QueueRun) -> list[AcceptanceRow]:
     what = "mean charge of a request, in units of the largest reward"
-    for key, run in _priced(settings).items():
-        num_requests = NUM_OWN_REQUESTS if key != "full" else 12_000
-        words = f"lambda = {run.rate:g}, {run.kv_tokens:,} KV tokens per device, {runs.loads(run)}"
-        setting = told(settings, words, num_requests)
-        found = runs.all(run)
-        slots, memory = [one.slot_price for one in found], [one.memory_price for one in found]
-        if key == "light":
-            both = t_interval([a + b for a, b in zip(slots, memory, strict=True)])
-            rows.append(row("A21-light", f"{what}, slots and memory", setting, both, at_most=_NEGLIGIBLE_PRICE))
-            continue
-        first, second = (memory, slots) if key == "cut" else (slots, memory)
-        names = "memory less slots" if key == "cut" else "slots less memory"
-        lead = paired_interval(first, second)
-        passed = all(a > b for a, b in zip(first, second, strict=True))
-        rows += [
-            row(f"A21-{key}", f"{what}: {names}, above 0 on every seed", setting, lead, at_least=0.0, passed=passed),
-            row(f"A21-{key}-slots", f"{what} for slots", setting, t_interval(slots)),
-            row(f"A21-{key}-memory", f"{what} for memory", setting, t_interval(memory)),
-        ]
-    return rows
+    num_requests = NUM_REQUESTS if key == "full" else NUM_OWN_REQUESTS
+    columns = "columns spread ahead" if run.history == "ahead" else "the paper's columns"
+    words = f"lambda = {run.rate:g}, {run.kv_tokens:,} KV tokens per device, {runs.loads(run)}, {columns}"
+    setting, found = told(settings, words, num_requests), runs.all(run)
+    slots, memory = [one.slot_price for one in found], [one.memory_price for one in found]
+    if key.endswith("light"):
+        both = t_interval([a + b for a, b in zip(slots, memory, strict=True)])
+        return [row(f"A21-{key}", f"{what}, slots and memory", setting, both, at_most=_NEGLIGIBLE_PRICE)]
+    first, second = (memory, slots) if key.endswith("cut") else (slots, memory)
+    names = "memory less slots" if key.endswith("cut") else "slots less memory"
+    claim, passed = f"{what}: {names}, above 0 on every seed", all(a > b for a, b in zip(first, second, strict=True))
+    return [
+        row(f"A21-{key}", claim, setting, paired_interval(first, second), at_least=0.0, passed=passed),
+        row(f"A21-{key}-slots", f"{what} for slots", setting, t_interval(slots)),
+        row(f"A21-{key}-memory", f"{what} for memory", setting, t_interval(memory)),
+    ]
 
 
 GROUPS = (
-    Group("A14", _costs, _cost_rows),
+    Group("A14", _all_costs, _cost_rows),
     Group("A17", lambda settings: units(settings, _weight_runs(settings)), _weight_rows),
     Group("A21", lambda settings: units(settings, list(_priced(settings).values())), _price_rows),
 )

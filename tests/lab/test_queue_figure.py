@@ -1,0 +1,39 @@
+"""The figure of prices over time, and the bench of routing periods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headway.lab.queue_cost import routing_times_ms
+from headway.lab.queue_figure import PANELS, draw, picture, price_series
+from headway.policy.bid_control import BidSettings
+from queue_loads import LENGTHS
+
+
+def test_series_are_of_the_time_in_which_requests_come() -> None:
+    """A series has a row per time and a column per device, charges of at least 0, and ends with the arrivals."""
+    series = price_series(PANELS[0], LENGTHS, num_periods=2000)
+    assert series.slots.shape == series.tokens.shape == (len(series.time), 4)
+    assert min(series.slots.min(), series.tokens.min()) >= 0.0
+    assert 0.0 < series.time[-1] < 2500.0
+
+
+def test_the_figure_says_in_words_what_it_shows(tmp_path: Path) -> None:
+    """Panels, caption and the words for those who do not see it come from the series; a trace file is what it reads."""
+    pytest.importorskip("matplotlib", reason="figures need the extra 'lab'")
+    drawing = draw({PANELS[2]: price_series(PANELS[2], LENGTHS, num_periods=1500)})
+    assert "rate .1: mean charge 0.000 for slots, 0.000 for memory" in drawing.alt
+    path = tmp_path / "t.csv"
+    rows = zip(LENGTHS.prompt_tokens.tolist(), LENGTHS.output_tokens.tolist(), strict=True)
+    path.write_text("prompt_tokens,output_tokens\n" + "".join(f"{p},{o}\n" for p, o in rows))
+    assert len(picture(path, num_periods=400).figure.axes) == 2 * len(PANELS)
+
+
+def test_each_routing_period_is_timed() -> None:
+    """The bench gives one positive CPU time per period after its warm-up."""
+    times_ms = routing_times_ms(2, num_periods=10, seed=1, settings=BidSettings(history="ahead"))
+    assert len(times_ms) == 10
+    assert np.min(times_ms) > 0.0
