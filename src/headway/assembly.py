@@ -109,7 +109,9 @@ def build_shadow(config: Config, live: Router, predictor: Predictor, *, seed: in
     if shadow is None:
         raise config.error("shadow", "is missing")
     if shadow.policy is not None and shadow.policy != routing.policy:  # options are those of the live policy
-        routing = msgspec.structs.replace(routing, policy=shadow.policy, delta_per_ms=0.0, fallback=None, price=None)
+        routing = msgspec.structs.replace(
+            routing, policy=shadow.policy, delta_per_ms=0.0, fallback=None, price=None, bid_price=None
+        )
     if routing.on_infeasible == "queue":  # a shadow has no queue: it says where it would send a query now
         routing = msgspec.structs.replace(routing, on_infeasible="best_effort")
     if POLICIES[routing.policy].holds:
@@ -241,8 +243,13 @@ def _policy(config: Config, seed: int) -> Policy | HoldingPolicy:
     options: dict[str, Option] = {"delta_per_ms": routing.delta_per_ms, "fallback": fallback_of(config)}
     if routing.price is not None:
         options["price"] = routing.price
+    own = {} if routing.bid_price is None else msgspec.structs.asdict(routing.bid_price)
+    options |= {key: value for key, value in own.items() if value is not None}
     try:
         return make_policy(routing.policy, rng=np.random.default_rng(seed), options=options)
     except ConfigError as error:
         key = error.key or "routing.policy"
-        raise config.error(key, str(error).removeprefix(f"{key}: ")) from error
+        message = str(error).removeprefix(f"{key}: ")
+        if (name := key.removeprefix("routing.")) in own:
+            key = f"routing.bid_price.{name}"
+        raise config.error(key, message) from error

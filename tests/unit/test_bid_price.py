@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from headway.assembly import build_router
+from headway.config import parse_config
 from headway.errors import ConfigError, RequestError
 from headway.estimate.registry import make_estimator
 from headway.fleet import FleetView
@@ -195,4 +197,46 @@ def test_options_out_of_range_name_their_key(options: dict[str, float | str], ke
     """Every option that cannot be meant is a configuration error with its key."""
     with pytest.raises(ConfigError) as caught:
         make_policy("bid_price", rng=np.random.default_rng(0), options=options)
+    assert caught.value.key == key
+
+
+POOL = """
+models: [{name: cheap, price: {input_per_1m: 0.1, output_per_1m: 0.2}}]
+instances:
+  - {id: a, model: cheap, api_base: "http://127.0.0.1:8101/v1", engine: vllm-0.32, profile: h100-qwen3-8b}
+routing:
+  policy: POLICY
+  bid_price: OPTIONS
+"""
+
+
+def configured(options: str, policy: str = "bid_price") -> Router:
+    return build_router(parse_config(POOL.replace("POLICY", policy).replace("OPTIONS", options)))
+
+
+def test_a_configuration_sets_weights_and_learning() -> None:
+    """``routing.bid_price`` reaches the policy; what it leaves out keeps its default."""
+    router = configured("{zeta2: 2, wait_slo_s: 0.8, history: request, admission: threshold, horizon: 4096}")
+    policy = router._policy
+    assert isinstance(policy, BidPricePolicy)
+    assert (policy._objective.zeta2, policy._objective.wait_slo_s, policy._objective.beta) == (2.0, 0.8, 1.0)
+    settings = policy.control.settings
+    assert (settings.history, settings.work_conserving, settings.horizon) == ("request", False, 4096)
+    assert router.holds
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "key"),
+    [
+        ("{beta: 0, gamma: 0}", "bid_price", "routing.bid_price.alpha"),
+        ("{zeta1: -1}", "bid_price", "routing.bid_price.zeta1"),
+        ("{stride: 99999}", "bid_price", "routing.bid_price.stride"),
+        ("{zeta2: 1}", "bear", "routing.bid_price.zeta2"),
+        ("{zeta3: 1}", "bid_price", "routing.bid_price.zeta3"),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant_names_its_key(options: str, policy: str, key: str) -> None:
+    """What is wrong in ``routing.bid_price`` is reported with its path; under another policy all of it is wrong."""
+    with pytest.raises(ConfigError) as caught:
+        configured(options, policy)
     assert caught.value.key == key

@@ -143,13 +143,38 @@ class Alias(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     candidates: Literal["all"] | list[Name]
 
 
+class BidPriceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights, thresholds and learning of ``bid_price`` (docs/bid-price.md); what is left out is the policy's default.
+
+    Thresholds and ``period_s`` are seconds, ``horizon`` and ``stride`` periods.
+    """
+
+    alpha: NonNegative | None = None
+    beta: NonNegative | None = None
+    gamma: NonNegative | None = None
+    sigma: NonNegative | None = None
+    zeta1: NonNegative | None = None
+    zeta2: NonNegative | None = None
+    quality: NonNegative | None = None
+    latency_slo_s: Seconds | None = None
+    wait_slo_s: Seconds | None = None
+    history: Literal["period", "request", "ahead"] | None = None
+    horizon: Count | None = None
+    stride: Count | None = None
+    step_size: Annotated[float, Meta(gt=0)] | None = None
+    admission: Literal["work_conserving", "threshold"] | None = None
+    period_s: Seconds | None = None
+    mode: Literal["mixing", "disaggregated"] | None = None
+
+
 class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a query finds its instance. ``lambda_per_musd`` is utility per micro-USD, ``delta_per_ms`` utility per ms.
 
     ``predictor`` is ``prior``, or the path of a trained artifact relative to the configuration's directory.
     ``delta_per_ms`` 0 means a hard target. ``default_ttft_ms`` is the target of queries without one. ``fallback`` is
     where ``best_effort`` sends a query that no instance can answer in time (``bear`` with a hard target only, and there
-    ``least_work`` by default). ``price`` is how ``priced_bear`` finds what an instance's time is worth.
+    ``least_work`` by default). ``price`` is how ``priced_bear`` finds what an instance's time is worth,
+    ``bid_price`` holds the options of that policy.
     """
 
     policy: str = "bear"
@@ -160,6 +185,7 @@ class Routing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_infeasible: Literal["best_effort", "reject", "queue"] = "best_effort"
     fallback: Literal["least_ttft", "least_work"] | None = None
     price: Literal["kv_share", "virtual_queue", "learned"] | None = None
+    bid_price: BidPriceConfig | None = None
 
 
 class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
