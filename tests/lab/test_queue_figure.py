@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from headway.cli.bench_prices import prices
+from headway.errors import ConfigError
 from headway.lab.queue_cost import routing_times_ms
 from headway.lab.queue_figure import PANELS, draw, picture, price_series
 from headway.policy.bid_control import BidSettings
@@ -37,3 +40,15 @@ def test_each_routing_period_is_timed() -> None:
     times_ms = routing_times_ms(2, num_periods=10, seed=1, settings=BidSettings(history="ahead"))
     assert len(times_ms) == 10
     assert np.min(times_ms) > 0.0
+
+
+def test_the_bench_prints_medians(capsys: pytest.CaptureFixture[str]) -> None:
+    """``headway bench prices`` times both sizes of a pool and both kinds of columns."""
+    assert prices(periods=3, json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"period_4", "period_64", "ahead_4", "ahead_64"}
+    assert all(0.0 < one["p10_ms"] <= one["median_ms"] <= one["p90_ms"] for one in found.values())
+    assert prices(periods=3) == 0
+    assert "devices" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="periods"):
+        prices(periods=0)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from headway.cli.bench_gateway import gateway
+from headway.cli.bench_prices import prices
 from headway.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 app = App(name="bench", help="Measure what the core, the gateway and the lab cost.")
 app.command(gateway)
+app.command(prices)
 
 _CASES = ("light_256", "saturated_128_128", "saturated_256_768", "cached")
 _INSTRUCTION_BUDGETS = {"light_256": 10_000, "saturated_128_128": 120_000, "saturated_256_768": 600_000, "cached": 300}
