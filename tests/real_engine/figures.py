@@ -57,6 +57,7 @@ def _workload(states: dict[State, Pass | None]) -> dict[str, Any]:
     return {
         "num_requests": some.num,
         "rate_per_s": some.rate_per_s,
+        "load_average": {state: one.load_average for state, one in states.items() if one is not None},
         "noise_floor": None if floor is None else float(floor.mean()),
         "noise_floor_median": None if floor is None else float(np.median(floor)),
         "states": {name: _pooled(name, [states[state] for state in members]) for name, members in REPORTED.items()},

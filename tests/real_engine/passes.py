@@ -55,7 +55,10 @@ class Row(Struct, kw_only=True):
 
 
 class Pass(Struct, kw_only=True):
-    """One workload through one gateway. ``zero_s`` is the log's zero on the monotonic clock."""
+    """One workload through one gateway. ``zero_s`` is the log's zero on the monotonic clock.
+
+    ``load_average`` is the machine's over the last minute of the pass: above 2 somebody else was at work too.
+    """
 
     shape: Shape
     state: State
@@ -64,6 +67,7 @@ class Pass(Struct, kw_only=True):
     seed: int
     zero_s: float
     rows: list[Row]
+    load_average: float | None = None
 
 
 def pass_files(directory: Path, shape: Shape, state: State) -> tuple[Path, Path]:
@@ -108,6 +112,7 @@ async def run_pass(
         await asyncio.sleep(0.5)
         tie = asyncio.create_task(engine.some_arrival())
         answers = await play(asked, f"{running.url}/v1", name=f"{shape}-{state}", model=MODEL, seed=SEED)
+        load_average = os.getloadavg()[0]
         await engine.idle()
         rows = [_row(running, answered) for answered in answers]
     path, log = pass_files(directory, shape, state)
@@ -115,7 +120,10 @@ async def run_pass(
     times, zero_s = engine_times(log, *await tie)
     for row in rows:
         row.engine = times.get(row.client.request_id)
-    done = Pass(shape=shape, state=state, num=num, rate_per_s=rate_per_s, seed=SEED, zero_s=zero_s, rows=rows)
+    done = Pass(
+        shape=shape, state=state, num=num, rate_per_s=rate_per_s, seed=SEED, zero_s=zero_s, rows=rows,
+        load_average=load_average,
+    )  # fmt: skip
     draft = path.with_suffix(".draft")
     draft.write_bytes(msgspec.json.encode(done))
     draft.rename(path)

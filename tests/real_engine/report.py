@@ -37,7 +37,13 @@ CAUSE_NAMES: Final = {
 def write(results: Path, docs: Path) -> None:
     """Both files, from the results directory."""
     parts = {part: json.loads(path.read_text()) for part in PARTS if (path := results / f"{part}.json").exists()}
-    found: dict[str, Any] = {"machine": _machine(), **ttft_figures(results), "batch_agreement": None}
+    note = results / "note.txt"
+    found: dict[str, Any] = {
+        "machine": _machine(),
+        "note": note.read_text().strip() if note.exists() else "",
+        **ttft_figures(results),
+        "batch_agreement": None,
+    }
     if "batches" in parts:
         found["batch_agreement"] = {
             "prefix_cache_off": parts["batches"]["prefix_cache_off"]["agreement"],
@@ -78,6 +84,7 @@ def page(found: dict[str, Any]) -> str:
     """The report as Markdown."""
     sections = [
         _HEAD.format(machine=found["machine"], scales=_scales(found["parts"])),
+        found["note"],
         _ttft(found),
         _expectations(found["verdicts"]),
         _calibration(found["parts"]["calibrate"]),

@@ -54,6 +54,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=[*MINUTES, "report"], help="may be given several times")
     parser.add_argument("--scale", type=float, default=1.0, help="times the usual length of each part")
     parser.add_argument("--docs", type=Path, default=Path(__file__).parents[2] / "docs", help="where the report goes")
+    parser.add_argument("--note", help="a sentence on how it was measured, kept with the results and put on the page")
     asked = parser.parse_args()
     if not (MODEL_SCRIPTS / "make_model.py").exists():
         print(f"{MODEL_SCRIPTS} holds no make_model.py: set HEADWAY_VLLM to the directory that does", file=sys.stderr)
@@ -65,6 +66,8 @@ def main() -> int:
     ensure_python()
     ensure_model("512x8")
     asked.results.mkdir(parents=True, exist_ok=True)
+    if asked.note is not None:
+        (asked.results / "note.txt").write_text(asked.note)
     started_s = time.monotonic()
 
     def say(text: str) -> None:
