@@ -46,25 +46,36 @@ class EngineGroup {
     }
   }
 
+  using Counts = std::optional<Row<const int64_t>>;
+
   void first_tokens(Row<const int64_t> prompt_tokens, Row<double> ttft_s, Row<double> wait_s, int64_t priority,
-                    const std::optional<Row<const int64_t>>& cached_tokens) {
+                    const Counts& cached_tokens, const Counts& shared_blocks) {
     const size_t n = pointers_.size();
     if (prompt_tokens.shape(0) != n || ttft_s.shape(0) != n || wait_s.shape(0) != n) {
       fail_input("prompt_tokens", "arrays must have one entry per engine (" + std::to_string(n) + ")");
     }
-    if (cached_tokens && cached_tokens->shape(0) != n) {
-      fail_input("cached_tokens", "must have one entry per engine (" + std::to_string(n) + ")");
-    }
+    check_counts(cached_tokens, "cached_tokens");
+    check_counts(shared_blocks, "shared_blocks");
     for (size_t i = 0; i < n; ++i) {
-      const int64_t cached = cached_tokens ? cached_tokens->data()[i] : 0;
-      if (cached < 0) fail_input("cached_tokens", "must be at least 0, not " + std::to_string(cached));
-      const FirstToken first = pointers_[i]->first_token_or_never(prompt_tokens.data()[i], priority, cached);
+      const FirstToken first = pointers_[i]->first_token_or_never(
+          prompt_tokens.data()[i], priority, cached_tokens ? cached_tokens->data()[i] : 0,
+          shared_blocks ? shared_blocks->data()[i] : 0);
       ttft_s.data()[i] = first.ttft_s;
       wait_s.data()[i] = first.wait_s;
     }
   }
 
  private:
+  void check_counts(const Counts& counts, const char* field) const {
+    if (!counts) return;
+    if (counts->shape(0) != pointers_.size()) {
+      fail_input(field, "must have one entry per engine (" + std::to_string(pointers_.size()) + ")");
+    }
+    for (size_t i = 0; i < pointers_.size(); ++i) {
+      if (counts->data()[i] < 0) fail_input(field, "must be at least 0, not " + std::to_string(counts->data()[i]));
+    }
+  }
+
   nb::list engines_;  // keeps them alive
   std::vector<ReplayedEngine*> pointers_;
 };
@@ -185,19 +196,21 @@ NB_MODULE(_core, m) {
            "request"_a, "block_hashes"_a = nb::make_tuple())
       .def("first_token",
            [](ReplayedEngine& e, nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s,
-              nb::handle cached_tokens) {
-             return as_replay(e.first_token(prompt_tokens, priority, arrival_s, cached_tokens));
+              nb::handle cached_tokens, nb::handle shared_blocks) {
+             return as_replay(e.first_token(prompt_tokens, priority, arrival_s, cached_tokens, shared_blocks));
            },
-           "prompt_tokens"_a, "priority"_a = 0, "arrival_s"_a.none() = nb::none(), "cached_tokens"_a = 0)
+           "prompt_tokens"_a, "priority"_a = 0, "arrival_s"_a.none() = nb::none(), "cached_tokens"_a = 0,
+           "shared_blocks"_a = 0)
       .def("ttft_s",
-           [](ReplayedEngine& e, int64_t prompt_tokens) { return e.first_token_or_never(prompt_tokens, 0, 0).ttft_s; },
+           [](ReplayedEngine& e, int64_t prompt_tokens) { return e.first_token_or_never(prompt_tokens, 0).ttft_s; },
            "prompt_tokens"_a);
 
   nb::class_<EngineGroup>(m, "EngineGroup")
       .def(nb::init<nb::list>(), "engines"_a)
       // Arrays are filled in place: a converted copy would be filled and thrown away.
       .def("first_tokens", &EngineGroup::first_tokens, "prompt_tokens"_a.noconvert(), "ttft_s"_a.noconvert(),
-           "wait_s"_a.noconvert(), "priority"_a = 0, "cached_tokens"_a.noconvert().none() = nb::none());
+           "wait_s"_a.noconvert(), "priority"_a = 0, "cached_tokens"_a.noconvert().none() = nb::none(),
+           "shared_blocks"_a.noconvert().none() = nb::none());
 
   nb::class_<headway::LengthRule>(m, "LengthRule")
       .def(nb::new_(&length_rule), "kind"_a, nb::kw_only(), "edges"_a = nb::make_tuple(), "lengths"_a = nb::make_tuple())

@@ -29,6 +29,7 @@ class BlockPool {
   int64_t find(const std::vector<uint64_t>& hashes, int64_t num_tokens) const;
   // Of the blocks found, those that nobody holds: taking them makes free blocks fewer.
   int64_t num_found_free() const;
+  int64_t num_found() const { return static_cast<int64_t>(found_.size()); }
   // Gives the blocks found to a request that holds none.
   void take_found(int32_t slot);
   // Gives a request new blocks from the front of the free queue; what these held is lost.

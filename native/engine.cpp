@@ -159,8 +159,11 @@ FirstToken Engine::first_token(const RequestInput& request) {
   if (!open_.known) find_open_step();
   if (open_.never) return {kNever, kNever, 0};
   const int64_t cached = scheduler_.cache_hit(request.cached, prompt);
-  const int64_t chunk =
-      scheduler_.admission(prompt, cached, 0, open_.budget, open_.free, open_.num_running, open_.num_present).tokens;
+  const int64_t shared = scheduler_.shared_hit(request.shared_blocks, cached);
+  const int64_t chunk = scheduler_
+                            .admission(prompt, cached, shared, open_.budget, open_.free, open_.num_running,
+                                       open_.num_present)
+                            .tokens;
   const double wait_s = residual_s_ + since(open_.before);
   Features with_newcomer = open_.residents;
   with_newcomer.add_chunk(chunk, cached, false);
@@ -178,6 +181,7 @@ FirstToken Engine::first_token(const RequestInput& request) {
     return replay_newcomer(scheduler, slot, open_.step + (open_.is_past ? 1 : 0), total, kNever);
   }
   newcomer.computed = cached + chunk;
+  newcomer.shared_blocks = shared;
   const int32_t slot = scheduler.place_running(newcomer);
   Features total = open_.before;
   total += with_newcomer;
@@ -284,13 +288,15 @@ void Engine::append_to_open_step(const RequestInput& input) {
     return;
   }
   const int64_t cached = scheduler_.cache_hit(input.cached, input.prompt);
-  const auto [chunk, blocks] =
-      scheduler_.admission(input.prompt, cached, 0, open_.budget, open_.free, open_.num_running, open_.num_present);
+  const int64_t shared = scheduler_.shared_hit(input.shared_blocks, cached);
+  const auto [chunk, blocks] = scheduler_.admission(input.prompt, cached, shared, open_.budget, open_.free,
+                                                    open_.num_running, open_.num_present);
   if (chunk == 0) {
     ahead.submit(input);
   } else {
     RequestInput admitted = input;
     admitted.computed = cached + chunk;
+    admitted.shared_blocks = shared;
     const bool gives_output = admitted.computed == input.prompt;
     const bool ends_at_once = gives_output && (input.target_output == 1 || input.max_tokens == 1 ||
                                                input.prompt + 1 >= scheduler_.limits().max_model_len);

@@ -122,22 +122,25 @@ class ReplayedEngine {
     return engine_->first_token(newcomer);
   }
 
-  FirstToken first_token(nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s, nb::handle cached_tokens) {
+  FirstToken first_token(nb::handle prompt_tokens, nb::handle priority, nb::handle arrival_s, nb::handle cached_tokens,
+                         nb::handle shared_blocks) {
     RequestInput r = newcomer(as_count(prompt_tokens, "prompt_tokens", 1), as_count(priority, "priority", -kMaxCount),
-                              as_count(cached_tokens, "cached_tokens", 0));
+                              as_count(cached_tokens, "cached_tokens", 0),
+                              as_count(shared_blocks, "shared_blocks", 0));
     r.arrival = as_arrival(arrival_s);
     check_prompt(limits(), r.prompt);
     return engine_->first_token(r);
   }
 
   // As first_token, but infinite instead of an error where the prompt cannot run here.
-  FirstToken first_token_or_never(int64_t prompt_tokens, int64_t priority, int64_t cached_tokens) {
+  FirstToken first_token_or_never(int64_t prompt_tokens, int64_t priority, int64_t cached_tokens = 0,
+                                  int64_t shared_blocks = 0) {
     const Limits& l = limits();
     if (prompt_tokens < 1 || prompt_tokens > l.max_model_len - 1 ||
         scheduler().blocks_for(prompt_tokens) > l.num_blocks - 1) {
       return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), 0};
     }
-    return engine_->first_token(newcomer(prompt_tokens, priority, cached_tokens));
+    return engine_->first_token(newcomer(prompt_tokens, priority, cached_tokens, shared_blocks));
   }
 
   nb::list requests(const headway::List& list) const {
@@ -150,7 +153,10 @@ class ReplayedEngine {
       int64_t cached = r.cached;
       int64_t shared = r.shared;
       if (s.pool() != nullptr) {
-        if (r.place == Place::kWaiting) cached = s.pool()->find(slot, r.prompt + r.output) * limits().block_size;
+        if (r.place == Place::kWaiting) {
+          cached = s.pool()->find(slot, r.prompt + r.output) * limits().block_size;
+          shared = s.pool()->num_found() - s.pool()->num_found_free();
+        }
         for (const int32_t block : s.pool()->blocks(slot)) {  // it counts at the first of those who hold it
           shared += is_counted[static_cast<size_t>(block)];
           is_counted[static_cast<size_t>(block)] = true;
@@ -161,7 +167,7 @@ class ReplayedEngine {
                       "max_tokens"_a = r.max_tokens == 0 ? nb::object(nb::none()) : nb::int_(r.max_tokens),
                       "priority"_a = r.priority,
                       "arrival_s"_a = std::isfinite(r.arrival) ? nb::object(nb::float_(r.arrival)) : nb::none(),
-                      "num_blocks"_a = s.held(slot), "cached_tokens"_a = cached, "shared_blocks"_a = shared,
+                      "num_blocks"_a = s.blocks(slot) + (s.computed(slot) > 0 ? r.shared : 0), "cached_tokens"_a = cached, "shared_blocks"_a = shared,
                       "scheduled_tokens"_a = s.newest_tokens(slot)));
     }
     return out;
@@ -248,18 +254,19 @@ class ReplayedEngine {
   }
 
   void check_holdings(const RequestInput& r) const {
-    const int64_t held = (r.num_blocks < 0 ? scheduler().blocks_for(r.computed) : r.num_blocks) - r.shared_blocks;
-    if (held > scheduler().free_blocks()) {
+    const int64_t held = r.num_blocks < 0 ? scheduler().blocks_for(r.computed) : r.num_blocks;
+    if (held - r.shared_blocks > scheduler().free_blocks()) {
       fail_input("num_blocks", "holds " + std::to_string(held) + " blocks, only " +
                                    std::to_string(scheduler().free_blocks()) + " are free");
     }
   }
 
-  static RequestInput newcomer(int64_t prompt_tokens, int64_t priority, int64_t cached_tokens) {
+  static RequestInput newcomer(int64_t prompt_tokens, int64_t priority, int64_t cached_tokens, int64_t shared_blocks) {
     RequestInput r;
     r.prompt = prompt_tokens;
     r.priority = priority;
     r.cached = cached_tokens;
+    r.shared_blocks = shared_blocks;
     r.arrival = std::numeric_limits<double>::quiet_NaN();
     return r;
   }

@@ -163,7 +163,9 @@ inline RequestInput request_from(nb::handle request, const Limits& limits) {
   if (r.shared_blocks > 0 && !limits.prefix_caching) {
     fail_input("shared_blocks", "must be 0 for an engine without prefix_caching");
   }
-  if (r.shared_blocks > held) fail_input("shared_blocks", "must not exceed the " + std::to_string(held) + " it holds");
+  if (held > 0 && r.shared_blocks > held) {
+    fail_input("shared_blocks", "must not exceed the " + std::to_string(held) + " it holds");
+  }
   if (held > limits.num_blocks - 1) {
     fail_input("num_blocks", "holds " + std::to_string(held) + " of " + std::to_string(limits.num_blocks - 1) +
                                  " blocks");

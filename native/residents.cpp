@@ -44,8 +44,10 @@ int32_t Residents::new_slot(const RequestInput& input) {
   // One that has outlived its target ends with its next output, which may be its last by a limit all the same.
   r.ends_by_limit = std::max(input.target_output, input.output + 1) >= limit;
   const int64_t held = input.num_blocks < 0 ? blocks_for(input.computed) : input.num_blocks;
-  r.shared = static_cast<int32_t>(input.shared_blocks);
-  r.blocks = static_cast<int32_t>(held - input.shared_blocks);
+  // Of one that holds nothing yet: those that it will find with another resident.
+  const int64_t hit = held > 0 ? 0 : cache_hit(input.cached, input.prompt + input.output);
+  r.shared = static_cast<int32_t>(held > 0 ? input.shared_blocks : shared_hit(input.shared_blocks, hit));
+  r.blocks = static_cast<int32_t>(std::max<int64_t>(held - r.shared, 0));
   r.priority = input.priority;
   r.arrival = input.arrival;
   r.submission = ++num_submissions_;

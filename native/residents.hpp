@@ -68,6 +68,10 @@ class Residents {
     if (!limits_.prefix_caching || cached == 0) return 0;
     return std::min(cached, num_tokens - 1) / limits_.block_size * limits_.block_size;
   }
+  // Of the blocks of such a hit, those that another resident holds: they cost no free block.
+  int64_t shared_hit(int64_t shared_blocks, int64_t hit) const {
+    return hit == 0 ? 0 : std::min(shared_blocks, hit / limits_.block_size);
+  }
 
  protected:
   explicit Residents(const Limits& limits)

@@ -257,11 +257,17 @@ def with_cached_tokens(case: Case) -> Case:
     def part_of(request: EngineRequest) -> EngineRequest:
         tokens = request.prompt_tokens + request.output_tokens
         cached = rng.choice([0, 1, tokens // 2, tokens - 1, tokens, rng.randint(0, 2 * tokens)])
-        return msgspec.structs.replace(request, cached_tokens=cached)
+        shared = 0 if request.computed_tokens else rng.choice([0, 0, 1, cached, rng.randint(0, tokens)])
+        return msgspec.structs.replace(request, cached_tokens=cached, shared_blocks=shared)
+
+    def sharing(request: EngineRequest) -> EngineRequest:
+        held = _held(request, case.state.limits.block_size)
+        return msgspec.structs.replace(request, shared_blocks=rng.choice([0, 0, held, rng.randint(0, held)]))
 
     state = msgspec.structs.replace(
         case.state,
         limits=msgspec.structs.replace(case.state.limits, prefix_caching=True),
+        running=[sharing(request) for request in case.state.running],
         waiting=[part_of(request) for request in case.state.waiting],
     )
     return msgspec.structs.replace(case, state=state, newcomer=part_of(case.newcomer))

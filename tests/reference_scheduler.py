@@ -142,6 +142,9 @@ class ReferenceEngine:
         if request.max_tokens is not None:
             limit = min(limit, request.max_tokens)
         num_tokens = request.prompt_tokens + request.output_tokens
+        shared = request.shared_blocks
+        if held == 0:  # of the blocks it will find, those that others hold
+            shared = min(shared, self._hit(request.cached_tokens, num_tokens) // self.limits.block_size)
         samples = request.scheduled_tokens > 0 and request.computed_tokens == num_tokens
         self.num_submitted += 1
         return Resident(
@@ -150,13 +153,13 @@ class ReferenceEngine:
             request.computed_tokens,
             request.output_tokens,
             min(limit, request.target_output_tokens),
-            held,
+            max(held, shared),
             (request.priority, arrival_s, self.num_submitted),
             limit,
             request.cached_tokens,
             request.scheduled_tokens,
             int(samples),
-            shared=request.shared_blocks,
+            shared=shared,
         )
 
     def _enqueue(self, resident: Resident) -> None:
@@ -229,11 +232,11 @@ class ReferenceEngine:
             index += 1
         return budget, preempted
 
-    def _cache_hit(self, resident: Resident) -> int:
+    def _hit(self, cached_tokens: int, num_tokens: int) -> int:
         """Tokens of a waiting request that the prefix cache holds: full blocks, and never the last token."""
         if not self.limits.prefix_caching:
             return 0
-        return min(resident.cached, resident.num_tokens - 1) // self.limits.block_size * self.limits.block_size
+        return min(cached_tokens, num_tokens - 1) // self.limits.block_size * self.limits.block_size
 
     def _schedule_waiting(self, batch: dict[Resident, int], budget: int, threshold: int) -> None:
         limits = self.limits
@@ -243,7 +246,7 @@ class ReferenceEngine:
             if resident.stale:
                 passed_over += 1
                 continue
-            computed = resident.computed or self._cache_hit(resident)
+            computed = resident.computed or self._hit(resident.cached, resident.num_tokens)
             found = []
             if self.pool is not None and resident.table is not None:
                 found = self.pool.find(resident.table, resident.num_tokens)

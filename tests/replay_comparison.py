@@ -32,7 +32,13 @@ def same_replay(native: Replay, expected: tuple[float, float, int]) -> bool:
 def first_token(engine: ReplayedEngine, case: Case) -> Replay:
     """The native answer for the newcomer of a case."""
     newcomer = case.newcomer
-    return engine.first_token(newcomer.prompt_tokens, newcomer.priority, newcomer.arrival_s, newcomer.cached_tokens)
+    return engine.first_token(
+        newcomer.prompt_tokens,
+        newcomer.priority,
+        newcomer.arrival_s,
+        newcomer.cached_tokens,
+        newcomer.shared_blocks,
+    )
 
 
 def replay_difference(case: Case, expected: tuple[float, float, int]) -> str | None:

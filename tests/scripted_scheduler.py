@@ -72,7 +72,7 @@ class ScriptedScheduler:
         self.kv_holding_waiting: deque[ScriptedRequest] = deque()
         self.is_shut_down = False
         self.max_running = 2
-        self.cached_blocks = 0
+        self.cached_blocks = self.held_blocks = 0  # what the prefix cache has of everybody, and how much is in use
 
     def schedule(self) -> Any:
         tokens: dict[str, int] = {}
@@ -150,7 +150,9 @@ class ScriptedScheduler:
         return NUM_BLOCKS - 1 - sum(len(blocks) for blocks in self._blocks.values())
 
     def _find_longest_cache_hit(self, block_hashes: list[bytes], most: int) -> tuple[object, int, int]:
-        return (), min(self.cached_blocks, len(block_hashes), most // BLOCK_SIZE) * BLOCK_SIZE, 0
+        num_found = min(self.cached_blocks, len(block_hashes), most // BLOCK_SIZE)
+        found = [SimpleNamespace(ref_cnt=int(place < self.held_blocks)) for place in range(num_found)]
+        return (found,), num_found * BLOCK_SIZE, 0
 
 
 class FullAttentionSpec:

@@ -109,10 +109,16 @@ class ReplayedEngine:
     def replay(self, request: EngineRequest, block_hashes: Sequence[int] = ()) -> Replay:
         """Replay this newcomer without submitting it."""
     def first_token(
-        self, prompt_tokens: int, priority: int = 0, arrival_s: float | None = None, cached_tokens: int = 0
+        self,
+        prompt_tokens: int,
+        priority: int = 0,
+        arrival_s: float | None = None,
+        cached_tokens: int = 0,
+        shared_blocks: int = 0,
     ) -> Replay:
-        """Replay a newcomer of this many prompt tokens, ``cached_tokens`` of which the engine's prefix cache holds
-        (see :class:`headway.types.EngineRequest`). Cached until the state changes (FCFS)."""
+        """Replay a newcomer of this many prompt tokens, ``cached_tokens`` of which the engine's prefix cache holds, of
+        these ``shared_blocks`` with residents (see :class:`headway.types.EngineRequest`). Cached until the state
+        changes (FCFS)."""
     def ttft_s(self, prompt_tokens: int) -> float:
         """``first_token(prompt_tokens).ttft_s`` without a result object; infinite where the prompt can never run."""
 
@@ -127,9 +133,11 @@ class EngineGroup:
         wait_s: NDArray[np.float64],
         priority: int = 0,
         cached_tokens: NDArray[np.int64] | None = None,
+        shared_blocks: NDArray[np.int64] | None = None,
     ) -> None:
-        """Fill ``ttft_s`` and ``wait_s`` (one entry per engine; +inf where it cannot run). ``cached_tokens``, one entry
-        per engine too, is what its prefix cache holds of the newcomer; engines without a prefix cache ignore theirs."""
+        """Fill ``ttft_s`` and ``wait_s`` (one entry per engine; +inf where it cannot run). ``cached_tokens`` and
+        ``shared_blocks``, one entry per engine too, are what its prefix cache holds of the newcomer, and how many of
+        these blocks residents hold; engines without a prefix cache ignore theirs."""
 
 class LengthRule:
     """How long a resident's answer is expected to become, given its prediction and what is there already.

@@ -163,9 +163,10 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
 
     ``cached_tokens`` of a request not yet scheduled are to be found in the engine's prefix cache when it is: they need
     no prefill. The engine's rule is applied to it (full blocks only, never the last token; nothing without
-    ``prefix_caching``), and the blocks count as taken from the free ones, as if nobody else held them. For a running
-    request it is what it found. A preempted one is taken to find nothing. ``shared_blocks`` of its ``num_blocks`` are
-    held by another resident too, and counted there: they do not come free when this one goes.
+    ``prefix_caching``). ``shared_blocks`` of them are held by residents; the others lie among the free blocks and are
+    taken from there. For a running request ``cached_tokens`` is what it found, and ``shared_blocks`` of its
+    ``num_blocks`` count at another resident: they do not come free when this one goes. A preempted request is taken to
+    find nothing.
 
     ``scheduled_tokens`` is only for running requests of an engine with ``async_scheduling``: its share of the batch
     that is scheduled while its outcome is not known. As in vLLM ``computed_tokens`` counts that share and
@@ -287,7 +288,9 @@ class SnapshotRequest(Struct, frozen=True, array_like=True):
 
     ``scheduled_tokens`` is its share of the batch in flight, 0 when it is not part of it. The engine has already
     added it to ``computed_tokens`` (vLLM's ``schedule`` does) but not yet appended the output. ``cached_tokens`` are
-    those that were found in the prefix cache when it was admitted; of a waiting request, those last found there.
+    those that were found in the prefix cache when it was admitted; of a waiting request, those last found there, of
+    which ``shared_blocks`` blocks are held by residents. Of running requests ``num_blocks`` counts shared blocks at each
+    of them; how many that are follows from ``free_blocks``.
     """
 
     request_id: str
@@ -300,6 +303,7 @@ class SnapshotRequest(Struct, frozen=True, array_like=True):
     arrival_s: Finite
     scheduled_tokens: Count
     cached_tokens: Count = 0
+    shared_blocks: Count = 0
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):

@@ -247,10 +247,11 @@ def test_tokens_in_the_prefix_cache_are_shown(start: Start) -> None:
     shown = sink.new()[-1]
     assert shown.limits.prefix_caching
     assert [r.cached_tokens for r in (*shown.running, *shown.waiting)] == [16, 16, 16]
-    scheduler.cached_blocks = 2
+    scheduler.cached_blocks, scheduler.held_blocks = 2, 1
     scheduler._headway.publish()
     shown = sink.new()[-1]
     assert [r.cached_tokens for r in (*shown.running, *shown.waiting)] == [16, 16, 32]
+    assert [r.shared_blocks for r in (*shown.running, *shown.waiting)] == [0, 0, 1]
 
 
 def test_a_failing_transport_is_counted_and_said_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:

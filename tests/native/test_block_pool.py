@@ -172,7 +172,6 @@ def test_an_estimate_looks_the_newcomer_up() -> None:
         (lambda: engine_of().submit(fresh("a", 20, cached_tokens=10)), "cached_tokens"),
         (lambda: engine_of().submit(fresh("a", 20, computed_tokens=10)), "num_blocks"),
         (lambda: ReplayedEngine(limits(), COUNT_STEPS).submit(fresh("a", 20, shared_blocks=1)), "shared_blocks"),
-        (lambda: ReplayedEngine(CACHING, COUNT_STEPS).submit(fresh("a", 20, shared_blocks=1)), "shared_blocks"),
     ],
 )
 def test_what_a_pool_cannot_take_is_refused(make: Callable[[], object], field: str) -> None:

@@ -66,6 +66,7 @@ def submit_another(engine: ReplayedEngine, case: Case, rng: random.Random, name:
             target_output_tokens=target,
             priority=priority,
             cached_tokens=cached,
+            shared_blocks=rng.choice([0, 2]) if limits.prefix_caching else 0,
         )
     )
     return f"submit {prompt} tokens, {cached} cached, target {target}, priority {priority}"

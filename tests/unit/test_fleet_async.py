@@ -42,7 +42,6 @@ def published(engine: ReplayedEngine, at_s: float, limits: EngineLimits = LIMITS
             r.priority,
             r.arrival_s or 0.0,
             r.scheduled_tokens,
-            r.cached_tokens,
         )
 
     running, waiting = [row(r) for r in engine.running], [row(r) for r in engine.waiting]
@@ -119,7 +118,10 @@ def test_a_released_request_leaves_its_share_of_the_batch_in_flight() -> None:
 
 
 def without_ends(requests: Sequence[EngineRequest]) -> list[EngineRequest]:
-    return [msgspec.structs.replace(request, target_output_tokens=1_000_000) for request in requests]
+    return [
+        msgspec.structs.replace(request, target_output_tokens=1_000_000, cached_tokens=0, shared_blocks=0)
+        for request in requests
+    ]
 
 
 def test_what_a_snapshot_shows_is_what_the_engine_does() -> None:

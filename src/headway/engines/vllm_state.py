@@ -9,6 +9,7 @@ that the replay was not held against is named in every snapshot.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import repeat
 from operator import attrgetter, itemgetter
@@ -25,13 +26,17 @@ CHECKED_VERSIONS: Final = ("0.32.0",)
 
 #: A request's row: the fields of :class:`headway.types.SnapshotRequest` in their order.
 Row = Sequence[Any]
-_COMPUTED, _OUTPUT, _BLOCKS, _PRIORITY, _ARRIVAL, _CACHED = 2, 3, 4, 6, 7, 9
+_COMPUTED, _OUTPUT, _BLOCKS, _PRIORITY, _ARRIVAL, _CACHED, _SHARED = 2, 3, 4, 6, 7, 9, 10
 _FIXED = (0, 1, 5, _PRIORITY, _ARRIVAL, _CACHED)  # of a running request: id, prompt, max_tokens, priority, arrival, …
 
 _computed_tokens = attrgetter("num_computed_tokens")
 _output_tokens = attrgetter("num_output_tokens")
 _priority_order = itemgetter(_PRIORITY, _ARRIVAL, 0)
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def _is_free(block: Any) -> bool:
+    return bool(block.ref_cnt == 0)
 
 
 class VllmRequest(Protocol):
@@ -209,7 +214,7 @@ class SchedulerState:
             priority = max(-MAX_COUNT, min(request.priority, MAX_COUNT))
             row = [request.request_id, request.num_prompt_tokens, request.num_computed_tokens]
             row += [request.num_output_tokens, self._num_blocks_of(request.request_id), request.max_tokens, priority]
-            row += [self.arrival_s(request), 0, self._cached_tokens(request)]
+            row += [self.arrival_s(request), 0, *self._found(request)]
             request.headway_row = row
         return row
 
@@ -227,15 +232,19 @@ class SchedulerState:
         """Look again what the prefix cache has of the first in the queue, and of one other, each time the next."""
         self._next_lookup = (self._next_lookup + 1) % len(requests)
         for request in {requests[0], requests[self._next_lookup]}:
-            row, tokens = self._row(request), self._cached_tokens(request)
-            if tokens != row[_CACHED]:
-                row[_CACHED] = tokens
+            row, found = self._row(request), self._found(request)
+            if (row[_CACHED], row[_SHARED]) != found:
+                row[_CACHED], row[_SHARED] = found
                 self._waiting_changed = True
 
-    def _cached_tokens(self, request: VllmRequest) -> int:
+    def _found(self, request: VllmRequest) -> tuple[int, int]:
+        """Tokens that a waiting request would find in the prefix cache, and how many of their blocks somebody holds."""
         if not self._caches or request.num_computed_tokens or not self._can_look_up(request):
-            return 0
-        return int(self._lookup(request.block_hashes, request.num_tokens - 1)[1])
+            return 0, 0
+        groups, tokens, *_ = self._lookup(request.block_hashes, request.num_tokens - 1)
+        # Whoever holds a block holds what comes before it, so those that are held come first.
+        num_held = sum(bisect_left(blocks, True, key=_is_free) for blocks in groups)
+        return int(tokens), num_held
 
 
 class _Head(Struct):

@@ -29,64 +29,61 @@ def complete(
     computed tokens equal its tokens gets one output here, and those that thereby end leave with their blocks.
     """
     _match_ledger(view, snapshot)
-    if snapshot.limits.async_scheduling:
-        return _at_start_of_batch(view, snapshot, rule, default_output_tokens)
-    max_model_len = snapshot.limits.max_model_len
+    limits, released = snapshot.limits, view.released
+    in_flight = limits.async_scheduling
     chunks: list[tuple[int, int, bool]] = []
-    free_blocks = snapshot.free_blocks
-    running: list[EngineRequest] = []
-    for r in snapshot.running:
-        output_tokens = r.output_tokens
-        tokens = r.prompt_tokens + output_tokens
-        if r.scheduled_tokens > 0:
-            chunks.append(_chunk(r))
-            if r.computed_tokens == tokens:
-                output_tokens += 1
-                tokens += 1
-        ended = 0 < r.max_tokens <= output_tokens or tokens >= max_model_len
-        if ended or view.ledger_ids[r.request_id] in view.released:
-            free_blocks += r.num_blocks
-        else:
-            running.append(_resident(view, r, output_tokens, rule, default_output_tokens))
-    return EngineState(
-        limits=snapshot.limits,
-        running=running,
-        waiting=_waiting(view, snapshot, rule, default_output_tokens),
-        residual_s=batch_time_s(step_time, chunks) if chunks else 0.0,
-        free_blocks=free_blocks,
-    )
-
-
-def _at_start_of_batch(
-    view: InstanceView, snapshot: Snapshot, rule: LengthRule, default_output_tokens: float
-) -> EngineState:
-    free_blocks = snapshot.free_blocks
-    running: list[EngineRequest] = []
     departed: list[tuple[int, int, bool]] = []
-    for r in snapshot.running:
-        if view.ledger_ids[r.request_id] not in view.released:
-            running.append(_resident(view, r, r.output_tokens, rule, default_output_tokens, in_flight=True))
-            continue
-        free_blocks += r.num_blocks
-        if r.scheduled_tokens > 0:
+    free_blocks = snapshot.free_blocks
+    running: list[EngineRequest] = []
+    for r, shared_blocks in zip(snapshot.running, _shared_blocks(snapshot), strict=True):
+        output_tokens = r.output_tokens
+        has_left = view.ledger_ids[r.request_id] in released
+        if r.scheduled_tokens > 0 and not in_flight:
+            chunks.append(_chunk(r))
+            output_tokens += r.computed_tokens == r.prompt_tokens + output_tokens
+        elif r.scheduled_tokens > 0 and has_left:
             departed.append(_chunk(r))
+        ended = 0 < r.max_tokens <= output_tokens or r.prompt_tokens + output_tokens >= limits.max_model_len
+        if has_left or (ended and not in_flight):
+            free_blocks += r.num_blocks - shared_blocks
+        else:
+            running.append(_resident(view, r, output_tokens, rule, default_output_tokens, shared_blocks, in_flight))
+    waiting = [
+        _resident(view, r, r.output_tokens, rule, default_output_tokens, r.shared_blocks)
+        for r in snapshot.waiting
+        if view.ledger_ids[r.request_id] not in released
+    ]
     return EngineState(
-        limits=snapshot.limits,
+        limits=limits,
         running=running,
-        waiting=_waiting(view, snapshot, rule, default_output_tokens),
+        waiting=waiting,
+        residual_s=batch_time_s(step_time, chunks) if chunks else 0.0,
         free_blocks=free_blocks,
         departed=tuple(departed),
     )
 
 
-def _waiting(
-    view: InstanceView, snapshot: Snapshot, rule: LengthRule, default_output_tokens: float
-) -> list[EngineRequest]:
-    return [
-        _resident(view, r, r.output_tokens, rule, default_output_tokens)
-        for r in snapshot.waiting
-        if view.ledger_ids[r.request_id] not in view.released
-    ]
+def _shared_blocks(snapshot: Snapshot) -> list[int]:
+    """Of each running request's blocks those that count at another one.
+
+    A block that several requests hold is counted at each of them in a snapshot, so all blocks together are too many:
+    as many too many as are shared. They count at the eldest; from the newest on they are taken off, first from those
+    blocks that a request found in the prefix cache.
+    """
+    limits = snapshot.limits
+    shared = [0] * len(snapshot.running)
+    held = sum(r.num_blocks for r in snapshot.running) + sum(r.num_blocks for r in snapshot.waiting)
+    surplus = held + snapshot.free_blocks - (limits.num_blocks - 1)
+    if surplus <= 0 or not limits.prefix_caching:
+        return shared
+    for only_found in (True, False):
+        for place in range(len(shared) - 1, -1, -1):
+            r = snapshot.running[place]
+            most = min(r.num_blocks, r.cached_tokens // limits.block_size if only_found else r.num_blocks)
+            more = min(max(most - shared[place], 0), surplus)
+            shared[place] += more
+            surplus -= more
+    return shared
 
 
 def _chunk(r: SnapshotRequest) -> tuple[int, int, bool]:
@@ -111,13 +108,13 @@ def _match_ledger(view: InstanceView, snapshot: Snapshot) -> None:
     view.ledger_ids = found
 
 
-def _resident(
+def _resident(  # noqa: PLR0917
     view: InstanceView,
     r: SnapshotRequest,
     output_tokens: int,
     rule: LengthRule,
     default_output_tokens: float,
-    *,
+    shared_blocks: int,
     in_flight: bool = False,
 ) -> EngineRequest:
     ledger_id = view.ledger_ids[r.request_id]
@@ -136,6 +133,7 @@ def _resident(
         priority=r.priority,
         arrival_s=r.arrival_s,
         num_blocks=r.num_blocks,
+        shared_blocks=shared_blocks,
         cached_tokens=r.cached_tokens,
         scheduled_tokens=scheduled_tokens,
     )

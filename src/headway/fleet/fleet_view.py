@@ -75,6 +75,7 @@ class FleetView:
         self._ttft_s = np.zeros(count, np.float64)
         self._wait_s = np.zeros(count, np.float64)
         self._cached_tokens = np.zeros(count, np.int64)
+        self._shared_blocks = np.zeros(count, np.int64)
 
     def index(self, instance_id: str) -> int:
         """Position of an instance in ``views``. Raises KeyError."""
@@ -232,7 +233,9 @@ class FleetView:
         view.unanswered[request_id] = entry
         view.num_outstanding += 1
         if view.prefixes is not None and prefix_blocks:
-            entry.cached_tokens = self._cached(view, prompt_tokens, prefix_blocks, counted_tokens)
+            found = self._cached(view, prompt_tokens, prefix_blocks, counted_tokens)
+            entry.cached_tokens, entry.shared_blocks = found
+            entry.prefix_blocks = tuple(prefix_blocks)
             view.prefixes.add(prefix_blocks)
         view.arrival_rate_per_s, view.rate_at_s = view.arrival_rate_at(now) + 1 / ARRIVAL_RATE_WINDOW_S, now
         if view.is_live:
@@ -279,8 +282,9 @@ class FleetView:
             view.at_risk.leave(request_id)
         view.unanswered.pop(request_id, None)
         view.num_outstanding -= 1
-        if view.prefixes is not None and output_tokens and view.instance.limits is not None:
-            view.prefixes.add_anonymous(output_tokens // view.instance.limits.block_size)
+        if view.prefixes is not None and view.instance.limits is not None:
+            view.prefixes.let_go(entry.prefix_blocks)
+            view.prefixes.add_anonymous((output_tokens or 0) // view.instance.limits.block_size)
         if view.shadow is not None:
             view.shadow.ended(entry, now, output_tokens)
         engine_id = entry.engine_id or request_id
@@ -321,15 +325,14 @@ class FleetView:
         count = len(members)
         whole = count == len(self.views)
         self._prompt_tokens[:count] = prompt_tokens if whole else [prompt_tokens[index] for index in members]
-        cached = None
+        cached = shared = None
         if prefix_blocks:
-            cached = self._cached_tokens[:count]
-            cached[:] = [
-                self._cached(self.views[index], prompt_tokens[index], prefix_blocks, counted_tokens)
-                for index in members
-            ]
+            cached, shared = self._cached_tokens[:count], self._shared_blocks[:count]
+            for place, index in enumerate(members):
+                found = self._cached(self.views[index], prompt_tokens[index], prefix_blocks, counted_tokens)
+                cached[place], shared[place] = found
         self._group.first_tokens(
-            self._prompt_tokens[:count], self._ttft_s[:count], self._wait_s[:count], priority, cached
+            self._prompt_tokens[:count], self._ttft_s[:count], self._wait_s[:count], priority, cached, shared
         )
         found_ttft: list[float] = self._ttft_s[:count].tolist()
         found_wait: list[float] = self._wait_s[:count].tolist()
@@ -341,17 +344,21 @@ class FleetView:
             ttft_s[index], wait_s[index] = ttft, wait
         return ttft_s, wait_s
 
-    def _cached(self, view: InstanceView, prompt_tokens: int, prefix_blocks: Sequence[int], counted_tokens: int) -> int:
-        """Tokens of a prompt that the instance's prefix cache should hold; its own count of them, full blocks or not.
+    def _cached(
+        self, view: InstanceView, prompt_tokens: int, prefix_blocks: Sequence[int], counted_tokens: int
+    ) -> tuple[int, int]:
+        """Tokens of a prompt that the instance's prefix cache should hold, its own count of them, full blocks or not;
+        and how many of the engine's blocks of them requests under way hold.
 
         Named blocks are of counted tokens: where a model's count is corrected, a block is that much longer.
         """
-        if view.prefixes is None or self.prefix_block_tokens is None:
-            return 0
-        hits = view.prefixes.num_hits(prefix_blocks) * self.prefix_block_tokens
-        if counted_tokens > 0 and counted_tokens != prompt_tokens:
-            hits = int(hits * prompt_tokens / counted_tokens)
-        return min(hits, prompt_tokens)
+        limits = view.instance.limits
+        if view.prefixes is None or self.prefix_block_tokens is None or limits is None:
+            return 0, 0
+        scale = prompt_tokens / counted_tokens if counted_tokens > 0 else 1.0
+        hits = int(view.prefixes.num_hits(prefix_blocks) * self.prefix_block_tokens * scale)
+        held = int(view.prefixes.num_held(prefix_blocks) * self.prefix_block_tokens * scale)
+        return min(hits, prompt_tokens), min(held, prompt_tokens) // limits.block_size
 
     def _regroup(self) -> None:
         self._group_members = [index for index, view in enumerate(self.views) if view.engine is not None]

@@ -313,6 +313,7 @@ def request_of(entry: LedgerEntry, target_output_tokens: int) -> EngineRequest:
         max_tokens=entry.max_tokens,
         priority=entry.priority,
         cached_tokens=entry.cached_tokens,
+        shared_blocks=entry.shared_blocks,
     )
 
 

@@ -42,6 +42,8 @@ class LedgerEntry(Struct):
     engine_id: str | None = None  # its id inside the engine, once a snapshot showed it
     is_streamed: bool = True  # else nothing is seen of it before its end
     cached_tokens: int = 0  # of its prompt, that the engine's prefix cache should hold
+    shared_blocks: int = 0  # of these, in the engine's blocks, what other requests under way held when it was booked
+    prefix_blocks: tuple[int, ...] = ()
     num_events: int = 0  # content events of its stream so far
     last_event_s: float = -math.inf
 
