@@ -7,7 +7,7 @@ numbers it must give on its own test prompts. It refuses to know prices, cards o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -87,7 +87,7 @@ class Learned:
         self._reading: Reading | None = None
         if artifact.quality is not None:
             head = artifact.quality
-            self._quality_trees, self._slope = _trees(head.trees, width), head.slope
+            self._ask_quality, self._slope = self._trees(head.trees), head.slope
             self._level = checked(head.level, "quality.level", num)[columns]
             self._knots = checked(head.knots, "quality.knots", 2, None)
         if artifact.length is not None:
@@ -96,9 +96,15 @@ class Learned:
                 checked(getattr(length, name), f"length.{name}", num)[columns]
                 for name in ("mean_scale", "p50_shift", "p90_shift")
             )
-            self._length_trees = _trees(length.p50 if median else length.mean, width)
+            self._ask_length = self._trees(length.p50 if median else length.mean)
             self._factor = np.exp(p50_shift) if median else scale
-            self._p90_trees, self._p90_shift = _trees(length.p90, width), p90_shift
+            self._ask_p90, self._p90_shift = self._trees(length.p90), p90_shift
+
+    def _trees(self, text: bytes) -> Callable[[], Floats]:
+        trees, width = Trees(text), self._rows.shape[1]
+        if trees.num_features != width:
+            raise ArtifactError(f"holds trees on {trees.num_features} columns, and its features have {width}")
+        return trees.prepare(self._rows)
 
     def rows(self, reading: Reading) -> Floats:
         """What the trees are asked, (S, width). The array is reused by the next call."""
@@ -123,15 +129,15 @@ class Learned:
     def quality(self, reading: Reading) -> Floats:
         """Calibrated quality."""
         rows = self.rows(reading)
-        raw = self._quality_trees.predict(rows) + quality_base(rows)
+        raw = self._ask_quality() + quality_base(rows)
         return calibrated_quality(raw, self._level, self._slope, self._knots)
 
     def lengths(self, reading: Reading) -> Lengths:
         """Output tokens; trees and their base give the logarithm of one more."""
         rows = self.rows(reading)
         base = length_base(rows)
-        expected = self._factor * np.exp(self._length_trees.predict(rows) + base) - 1.0
-        return Lengths(expected, np.ceil(np.exp(self._p90_trees.predict(rows) + base + self._p90_shift) - 1.0))
+        expected = self._factor * np.exp(self._ask_length() + base) - 1.0
+        return Lengths(expected, np.ceil(np.exp(self._ask_p90() + base + self._p90_shift) - 1.0))
 
 
 def calibrated_quality(raw: Floats, level: Floats, slope: float, knots: Floats) -> Floats:
@@ -160,6 +166,7 @@ class Forecaster:
         columns, num = np.asarray(chosen, np.intp), len(artifact.models)
         self._no_quality = np.isnan(checked(artifact.overall.quality, "overall.quality", num)[columns])
         self._no_length = np.isnan(checked(artifact.overall.output_tokens, "overall.output_tokens", num)[columns])
+        self._unknown = bool(self._no_quality.any() or self._no_length.any())
         for kind, head in ((self.quality_source, artifact.quality), (self.length_source, artifact.length)):
             if kind == "learned" and head is None:
                 raise ArtifactError("names learned trees that it does not hold")
@@ -180,10 +187,11 @@ class Forecaster:
     def forecast(self, prompt: Prompt) -> Forecast:
         """What the models are expected to make of ``prompt``: quality in [0, 1], tokens at least 1."""
         reading = self.read(prompt)
-        quality = np.clip(self._quality.quality(reading), 0.0, 1.0)
+        quality = np.maximum(np.minimum(self._quality.quality(reading), 1.0), 0.0)
         expected, p90 = (np.maximum(tokens, _FEWEST_TOKENS) for tokens in self._length.lengths(reading))
-        quality[self._no_quality] = np.nan
-        expected[self._no_length] = p90[self._no_length] = np.nan
+        if self._unknown:
+            quality[self._no_quality] = np.nan
+            expected[self._no_length] = p90[self._no_length] = np.nan
         return Forecast(quality, expected, p90)
 
 
@@ -212,10 +220,3 @@ def check_self_tests(artifact: Artifact) -> None:
                     f"says other things here than where it was trained ({name} of test prompt {number} differs by "
                     f"{worst:.3g}): it needs the versions of LightGBM and numpy it was made with, or training again"
                 )
-
-
-def _trees(text: bytes, width: int) -> Trees:
-    trees = Trees(text)
-    if trees.num_features != width:
-        raise ArtifactError(f"holds trees on {trees.num_features} columns, and its features have {width}")
-    return trees

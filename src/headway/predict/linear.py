@@ -6,6 +6,7 @@ distinct hash buckets, so its cost follows the prompt and not the hash space. It
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,7 +69,8 @@ class LinearStage:
         matrix = np.column_stack(
             [quality[:, columns], quality.mean(axis=1), lengths[:, columns], lengths.mean(axis=1), labels]
         )
-        self._words = np.ascontiguousarray(matrix[:NUM_BUCKETS])
+        # In single precision, as it is stored: what is looked up at random should be small.
+        self._words = np.ascontiguousarray(matrix[:NUM_BUCKETS], np.float32)
         self._dense, self._intercept = matrix[NUM_BUCKETS:-1].copy(), matrix[-1].copy()
         self._size, self._temperature = len(columns), model.temperature
 
@@ -79,7 +81,7 @@ class LinearStage:
         buckets = features.buckets
         if len(buckets):
             idf = self._idf[buckets]
-            found += (idf @ self._words[buckets]) / np.sqrt(idf @ idf)
+            found += (idf @ self._words[buckets].astype(np.float64)) / math.sqrt(idf @ idf)
         size = self._size
         return LinearScores(
             found[:size],
@@ -92,9 +94,10 @@ class LinearStage:
 
 def dense_input(dense: Floats, mean: Floats, scale: Floats, limit: float) -> Floats:
     """Dense features (..., F) as the regressions take them: centred, scaled, bounded; what is missing counts as 0."""
-    centred = (dense - mean) * scale
-    np.nan_to_num(centred, copy=False, nan=0.0)
-    return np.clip(centred, -limit, limit, out=centred)
+    centred: Floats = (dense - mean) * scale
+    centred[np.isnan(centred)] = 0.0
+    np.maximum(centred, -limit, out=centred)
+    return np.minimum(centred, limit, out=centred)
 
 
 def softmax(scores: Floats) -> Floats:

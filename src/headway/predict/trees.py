@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -48,25 +49,44 @@ class Trees:
 
     def predict(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """One value per row of ``rows``, float64 of shape (n, ``num_features``); NaN is a missing value."""
-        rows = np.ascontiguousarray(rows, np.float64)
-        num_rows, num_columns = rows.shape
-        if num_columns != self.num_features:
-            raise ValueError(f"rows have {num_columns} columns, the trees take {self.num_features}")
-        out = np.empty(num_rows)
-        if num_rows > _MAX_SINGLE_ROWS:
-            self._call(
-                "BoosterPredictForMat",
-                *(self._handle, rows.ctypes.data_as(ctypes.c_void_p), _FLOAT64, num_rows, num_columns, _ROW_MAJOR),
-                *(_NORMAL, 0, -1, _PARAMETERS, ctypes.byref(self._length), out.ctypes.data_as(ctypes.c_void_p)),
-            )
+        return self.prepare(np.ascontiguousarray(rows, np.float64))()
+
+    def prepare(self, rows: NDArray[np.float64]) -> Callable[[], NDArray[np.float64]]:
+        """A call that gives one value per row of this very array as it then stands, in an array that it reuses.
+
+        Raises:
+            ValueError: ``rows`` is not C-ordered float64, or has other columns than the trees.
+        """
+        if rows.dtype != np.float64 or not rows.flags.c_contiguous or rows.shape[1] != self.num_features:
+            raise ValueError(f"rows are {rows.dtype} of shape {rows.shape}, the trees take {self.num_features} columns")
+        out = np.empty(len(rows))
+        predict = self._one_by_one if len(rows) <= _MAX_SINGLE_ROWS else self._in_one_batch
+        return predict(rows, out)
+
+    def _one_by_one(self, rows: NDArray[np.float64], out: NDArray[np.float64]) -> Callable[[], NDArray[np.float64]]:
+        predict, single, length_at = self._predict_single, self._single, self._length_at
+        stride = 8 * self.num_features
+        places = [(rows.ctypes.data + stride * row, out.ctypes.data + 8 * row) for row in range(len(rows))]
+
+        def ask(trees: Trees = self, asked: NDArray[np.float64] = rows) -> NDArray[np.float64]:
+            # Trees and rows are arguments so that they live as long as this call does: it only knows addresses.
+            for source, target in places:
+                predict(single, source, length_at, target)
             return out
-        source, target = rows.ctypes.data, out.ctypes.data
-        single, predict, length_at = self._single, self._predict_single, self._length_at
-        for _ in range(num_rows):
-            predict(single, source, length_at, target)
-            source += 8 * num_columns
-            target += 8
-        return out
+
+        return ask
+
+    def _in_one_batch(self, rows: NDArray[np.float64], out: NDArray[np.float64]) -> Callable[[], NDArray[np.float64]]:
+        source, target = rows.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p)
+        shape = (*map(ctypes.c_int32, rows.shape), _ROW_MAJOR)
+        length = ctypes.byref(self._length)
+
+        def ask() -> NDArray[np.float64]:
+            whole = (_NORMAL, 0, -1, _PARAMETERS, length)
+            self._call("BoosterPredictForMat", self._handle, source, _FLOAT64, *shape, *whole, target)
+            return out
+
+        return ask
 
     def _call(self, name: str, *arguments: object) -> None:
         if getattr(self._library, f"LGBM_{name}")(*arguments) != 0:

@@ -24,7 +24,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     knn. ``num_folds`` None means 10 for less than 2,000 prompts, else 5.
     """
 
-    max_trees: Count = 400
+    max_trees: Count = 250
     num_leaves: Count = 12
     learning_rate: Positive = 0.03
     min_leaf_prompts: Positive = 4.0
