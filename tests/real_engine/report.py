@@ -86,7 +86,7 @@ def page(found: dict[str, Any]) -> str:
         _HEAD.format(machine=found["machine"], scales=_scales(found["parts"])),
         found["note"],
         _ttft(found),
-        _expectations(found["verdicts"]),
+        _expectations(found["verdicts"], found["noise_floor"]),
         _calibration(found["parts"]["calibrate"]),
         _batches(found["parts"]["batches"]),
         _errors(found["parts"]["errors"]),
@@ -165,7 +165,8 @@ def _ttft(found: dict[str, Any]) -> str:
     hindsight = best.get("client_best_scale", {}).get("mape")
     return f"""## Predicted and observed time to first token
 
-The same recorded workloads through fresh gateways that know the engine in different ways ({loads};
+The same recorded workloads through fresh gateways that know the engine in different ways
+({loads};
 the first five of each pass, from which corrections and histories learn, are left out). MAPE is the mean of
 |predicted ÷ observed − 1|, the median that of the same, the bias the mean without the bars; *by time* is
 Σ|predicted − observed| ÷ Σ observed. The noise floor is the MAPE of the first run of the workload taken as a prediction
@@ -203,19 +204,20 @@ def _ttft_row(shape: str, name: str, one: dict[str, Any] | None, floor: float | 
     ]  # fmt: skip
 
 
-def _expectations(made: list[dict[str, Any]]) -> str:
+def _expectations(made: list[dict[str, Any]], floor: float | None) -> str:
     if not made:
         return ""
     rows = [
-        [
-            one["expectation"],
-            _percent(one["measured"]),
-            _percent(one["limit"]),
-            "holds" if one["holds"] else "**missed**",
-        ]
-        for one in made
+        [one["expectation"], _percent(one["measured"]), _percent(one["limit"]), _verdict(one, floor)] for one in made
     ]
     return "## What was expected, and what came\n\n" + _table(["expectation", "measured", "limit", ""], rows)
+
+
+def _verdict(one: dict[str, Any], floor: float | None) -> str:
+    """In words; a margin below the noise floor decides nothing."""
+    word = "holds" if one["holds"] else "**missed**"
+    decided = floor is None or abs(one["measured"] - one["limit"]) >= floor
+    return word if decided else f"{word}, by less than the noise floor"
 
 
 def _calibration(part: dict[str, Any] | None) -> str:
@@ -253,7 +255,7 @@ def _batches(part: dict[str, Any] | None) -> str:
 
 Given the call of `schedule()` that first saw each request, and true lengths, the mirror repeated
 {off["num_repeated"]:,} of {off["num_batches"]:,} batches of {off["num_requests"]:,} requests with the prefix cache off
-({_percent(off["agreement"])}; {off["num_preempted"]} preemptions), and {on["num_repeated"]:,} of {on["num_batches"]:,}
+({_percent(off["agreement"])}; preempted: {off["num_preempted"]}), and {on["num_repeated"]:,} of {on["num_batches"]:,}
 of {on["num_requests"]} requests with it on ({_percent(on["agreement"])}; {on["num_cached"]} requests found a prefix).
 A batch is repeated when requests, token counts, order, preempted requests and free blocks are all the same.
 
