@@ -15,7 +15,7 @@ async def test_a_waiting_request_is_protected_until_it_is_gone(session: aiohttp.
     """Who is booked in time stands to lose its utility by whoever makes it late, until it is cancelled."""
     async with engines(("a", "h100-qwen3-8b", "small")) as made:
         made[0].publish()
-        made[0].upstream.reply = Reply(num_tokens=2, first_token_s=20.0)
+        made[0].upstream.script = Reply(num_tokens=2, first_token_s=20.0)
         async with running_gateway(pool_of(made, routing={"policy": "priced_bear"})) as gateway:
             view = gateway.gateway.fleet.views[0]
             made[0].publish(waiting=1)  # a fresh one: the gateway may have been slow to start
