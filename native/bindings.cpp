@@ -149,6 +149,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<TokenBatch>(m, "TokenBatch")
       .def_ro("num_scheduled_tokens", &TokenBatch::num_scheduled_tokens)
+      .def_ro("cached_tokens", &TokenBatch::cached_tokens)
       .def_ro("preempted", &TokenBatch::preempted)
       .def_ro("free_blocks", &TokenBatch::free_blocks)
       .def_ro("first_tokens", &TokenBatch::first_tokens)
@@ -172,7 +173,7 @@ NB_MODULE(_core, m) {
                   nb::rv_policy::take_ownership)
       .def("load", &ReplayedEngine::load, "state"_a)
       .def("submit", &ReplayedEngine::submit, "request"_a, "block_hashes"_a = nb::make_tuple())
-      .def("cached_tokens", &ReplayedEngine::cached_tokens, "block_hashes"_a, "prompt_tokens"_a)
+      .def("look_up", &ReplayedEngine::look_up, "block_hashes"_a, "prompt_tokens"_a)
       .def("cancel", &ReplayedEngine::cancel, "request_id"_a)
       .def("step", &ReplayedEngine::step)
       .def("advance", &ReplayedEngine::advance, "seconds"_a)

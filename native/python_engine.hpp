@@ -13,7 +13,7 @@ namespace headway::python {
 using namespace nb::literals;
 
 struct TokenBatch {
-  nb::dict num_scheduled_tokens;
+  nb::dict num_scheduled_tokens, cached_tokens;
   nb::list preempted, first_tokens, finished;
   int64_t free_blocks = 0;
   double time_s = 0;
@@ -68,7 +68,10 @@ class ReplayedEngine {
     TokenBatch batch;
     batch.time_s = engine_->step();
     const Scheduler& s = scheduler();
-    for (const headway::Chunk& chunk : s.chunks()) batch.num_scheduled_tokens[id(chunk.slot)] = chunk.tokens;
+    for (const headway::Chunk& chunk : s.chunks()) {
+      batch.num_scheduled_tokens[id(chunk.slot)] = chunk.tokens;
+      if (const int64_t found = s.found(chunk.slot); found > 0) batch.cached_tokens[id(chunk.slot)] = found;
+    }
     for (const int32_t slot : s.preempted()) batch.preempted.append(id(slot));
     for (const int32_t slot : s.given_first_tokens()) batch.first_tokens.append(id(slot));
     for (const int32_t slot : s.finished()) batch.finished.append(id(slot));
@@ -103,11 +106,12 @@ class ReplayedEngine {
   ReplayedEngine(ReplayedEngine&&) = default;
   ReplayedEngine& operator=(ReplayedEngine&&) = default;
 
-  // Tokens of a prompt that the pool would give to a newcomer now.
-  int64_t cached_tokens(nb::handle block_hashes, nb::handle prompt_tokens) const {
-    if (scheduler().pool() == nullptr) fail_input("block_hashes", "only an engine with a block pool looks them up");
-    const int64_t num_tokens = as_count(prompt_tokens, "prompt_tokens", 1);
-    return scheduler().pool()->find(hashes_from(block_hashes), num_tokens) * limits().block_size;
+  // (tokens, blocks held by residents) of a prompt that the pool would give to a newcomer now.
+  nb::tuple look_up(nb::handle block_hashes, nb::handle prompt_tokens) const {
+    const BlockPool* pool = scheduler().pool();
+    if (pool == nullptr) fail_input("block_hashes", "only an engine with a block pool looks them up");
+    const int64_t num_found = pool->find(hashes_from(block_hashes), as_count(prompt_tokens, "prompt_tokens", 1));
+    return nb::make_tuple(num_found * limits().block_size, num_found - pool->num_found_free());
   }
 
   FirstToken replay(nb::handle request, nb::handle block_hashes) {

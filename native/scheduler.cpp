@@ -9,7 +9,7 @@ void Scheduler::reset(const Limits& limits) {
   num_phantoms_ = 0;
   remembered_state_ = 0;
   watch_anew();
-  budget_ = threshold_ = free_after_ = 0;
+  budget_ = threshold_ = free_after_ = first_new_order_ = 0;
   running_after_ = 0;
   decodes_in_bulk_ = head_blocked_ = waiting_empty_after_ = false;
   features_ = Features{};
@@ -124,6 +124,7 @@ void Scheduler::begin_step() {
 // Flattened: called once per event of a replay, where the calls of its small parts would cost a fifth more.
 [[gnu::flatten]] bool Scheduler::step(bool itemised, double knee) {
   begin_step();
+  if (itemised) first_new_order_ = next_order_;
   decodes_in_bulk_ = !itemised && !pool_ && schedule_running_in_bulk();
   if (!decodes_in_bulk_) schedule_running_one_by_one();
   if (preempted_.empty()) admit_waiting();
@@ -303,12 +304,12 @@ void Scheduler::admit_waiting() {
     }
     const Admission first = admission(num_tokens, computed, held, budget_, free_, running_.size, num_present);
     if (first.tokens == 0) return;
+    if (limits_.prefix_caching) r.cached = static_cast<int32_t>(computed - r.computed);
     r.computed = static_cast<int32_t>(computed);
     free_ -= first.blocks;
     budget_ -= first.tokens;
     r.blocks += static_cast<int32_t>(first.blocks);
     if (pool_) {
-      r.cached = r.computed;
       r.blocks = static_cast<int32_t>(blocks_for(computed + first.tokens));
       pool_->take_found(slot);
       pool_->take(slot, r.blocks - computed / limits_.block_size);

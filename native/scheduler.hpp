@@ -50,6 +50,8 @@ class Scheduler : public Residents {
   // The last step, as after scheduling (features, chunks, free_after, budget_left) and as after the update.
   const Features& features() const { return features_; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
+  // Tokens that a request in chunks() found in the prefix cache when the last step admitted it; 0 if it ran before.
+  int64_t found(int32_t slot) const { return !limits_.prefix_caching || request(slot).order < first_new_order_ ? 0 : request(slot).cached; }
   const std::vector<int32_t>& preempted() const { return preempted_; }
   const std::vector<int32_t>& finished() const { return finished_; }
   // Requests to which the last step's batch gives their first output, and those that got theirs by its update: the same
@@ -128,6 +130,7 @@ class Scheduler : public Residents {
   // The last step.
   int64_t budget_ = 0;
   int64_t threshold_ = 0;
+  int64_t first_new_order_ = 0;
   bool decodes_in_bulk_ = false;
   bool head_blocked_ = false;  // the head of the queue was tried beside decodes only, and nothing changed for it since
   int64_t free_after_ = 0;

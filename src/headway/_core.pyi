@@ -17,6 +17,9 @@ class TokenBatch:
     def num_scheduled_tokens(self) -> dict[str, int]:
         """Request id → tokens, in scheduling order."""
     @property
+    def cached_tokens(self) -> dict[str, int]:
+        """Request id → tokens found in the prefix cache, of those admitted by this batch that found any."""
+    @property
     def preempted(self) -> list[str]: ...
     @property
     def free_blocks(self) -> int: ...
@@ -74,8 +77,9 @@ class ReplayedEngine:
     def submit(self, request: EngineRequest, block_hashes: Sequence[int] = ()) -> None:
         """Queue a request. ``block_hashes`` are for an engine with a block pool: 64-bit hashes of the request's first
         full blocks, each covering all before it; they may go on into its answer. Blocks beyond them are its own."""
-    def cached_tokens(self, block_hashes: Sequence[int], prompt_tokens: int) -> int:
-        """How many tokens of such a prompt the block pool holds now."""
+    def look_up(self, block_hashes: Sequence[int], prompt_tokens: int) -> tuple[int, int]:
+        """How many tokens of such a prompt the block pool holds now, and how many of their blocks residents hold: the
+        ``cached_tokens`` and ``shared_blocks`` of a newcomer."""
     def cancel(self, request_id: str) -> bool:
         """Remove a request wherever it is and free its blocks; False when it is not here."""
     def step(self) -> TokenBatch: ...

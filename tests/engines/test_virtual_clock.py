@@ -278,3 +278,32 @@ def test_a_prompt_that_begins_like_an_earlier_one_prefills_the_rest() -> None:
         waits_s.append(generation.ttft_s)
     expected = [(1600, 0, False), (32, 1600, False), (16, 1584, False), (32, 0, False)]
     assert waits_s == pytest.approx([step_s(chunk) for chunk in expected])
+
+
+def test_what_the_cache_lost_has_to_be_computed_again() -> None:
+    """Blocks are those of the engine: where others needed the room, a prompt that was there before is prefilled anew."""
+    now = [50.0]
+    limits = msgspec.structs.replace(NOISELESS.limits, prefix_caching=True, num_blocks=121, max_model_len=1900)
+    truth = msgspec.structs.replace(NOISELESS, limits=limits)
+    engine = SimulatedEngine(truth, seed=1, instance_id="e", observer=Figures(), clock=lambda: now[0])
+    ttfts_s = []
+    for name, first in (("a", 0), ("b", 1000), ("a again", 0), ("a a third time", 0)):
+        blocks = list(range(first, first + 100))
+        request = EngineRequest(request_id=name, prompt_tokens=1600, target_output_tokens=1)
+        generation = engine.submit(request, arrival_s=now[0], on_progress=lambda: None, prefix_blocks=blocks)
+        end_s = engine.begin()
+        assert end_s is not None
+        now[0] = end_s
+        engine.end()
+        ttfts_s.append(generation.ttft_s)
+    # b took 80 of a's blocks beside the 20 that were free, a's tail first: 20 are left.
+    expected = [(1600, 0, False), (1600, 0, False), (1280, 320, False), (16, 1584, False)]
+    assert ttfts_s == pytest.approx([step_s(chunk) for chunk in expected])
+
+
+def test_an_engine_that_schedules_ahead_is_not_simulated() -> None:
+    """Its batches overlap, which the virtual clock does not know."""
+    limits = msgspec.structs.replace(NOISELESS.limits, async_scheduling=True)
+    truth = msgspec.structs.replace(NOISELESS, limits=limits)
+    with pytest.raises(EngineInputError, match="async_scheduling"):
+        SimulatedEngine(truth, seed=1, instance_id="e", observer=Figures())

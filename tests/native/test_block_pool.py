@@ -36,10 +36,10 @@ def test_a_prefix_stays_to_be_found_after_its_request_has_ended() -> None:
     engine = engine_of()
     finish(engine, fresh("a", 35, 1), [*SYSTEM, 14])
     assert engine.free_blocks == 1000
-    assert engine.cached_tokens([*SYSTEM, 99], 60) == 30
+    assert engine.look_up([*SYSTEM, 99], 60)[0] == 30
     engine.submit(fresh("b", 60, 1), [*SYSTEM, 99, 98, 97])
     batch = engine.step()
-    assert batch.num_scheduled_tokens == {"b": 30}
+    assert (batch.num_scheduled_tokens, batch.cached_tokens) == ({"b": 30}, {"b": 30})
     assert batch.free_blocks == 1000 - 6
 
 
@@ -47,8 +47,8 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     """A prompt whose every block is cached computes its last block once more."""
     engine = engine_of()
     finish(engine, fresh("a", 35, 1), SYSTEM)
-    assert engine.cached_tokens(SYSTEM, 30) == 20
-    assert engine.cached_tokens(SYSTEM, 31) == 30
+    assert engine.look_up(SYSTEM, 30)[0] == 20
+    assert engine.look_up(SYSTEM, 31)[0] == 30
     engine.submit(fresh("b", 30, 1), SYSTEM)
     assert engine.step().num_scheduled_tokens == {"b": 10}
 
@@ -76,10 +76,10 @@ def test_what_an_answer_fills_is_found_where_its_hashes_are_known() -> None:
     engine = engine_of()
     conversation = [21, 22, 23, 24]
     finish(engine, fresh("a", 15, 20), conversation)
-    assert engine.cached_tokens(conversation, 100) == 30  # the 35th token was never computed
-    assert engine.cached_tokens([21, 22], 100) == 20
+    assert engine.look_up(conversation, 100)[0] == 30  # the 35th token was never computed
+    assert engine.look_up([21, 22], 100)[0] == 20
     finish(engine, fresh("b", 15, 20), [31])  # its answer is nobody's business
-    assert engine.cached_tokens([31, 32], 100) == 10
+    assert engine.look_up([31, 32], 100)[0] == 10
 
 
 def test_the_least_recently_used_is_lost_first_and_of_a_request_its_tail() -> None:
@@ -88,8 +88,8 @@ def test_the_least_recently_used_is_lost_first_and_of_a_request_its_tail() -> No
     finish(engine, fresh("a", 30, 1), [1, 2, 3])
     finish(engine, fresh("b", 30, 1), [4, 5, 6])
     finish(engine, fresh("c", 5, 1), [])
-    assert engine.cached_tokens([1, 2, 3], 100) == 20
-    assert engine.cached_tokens([4, 5, 6], 100) == 30
+    assert engine.look_up([1, 2, 3], 100)[0] == 20
+    assert engine.look_up([4, 5, 6], 100)[0] == 30
 
 
 def test_blocks_that_hold_nothing_are_taken_before_cached_ones() -> None:
@@ -98,7 +98,7 @@ def test_blocks_that_hold_nothing_are_taken_before_cached_ones() -> None:
     finish(engine, fresh("a", 30, 1), [1, 2, 3])
     for number in range(5):
         finish(engine, fresh(f"c{number}", 5, 1), [])
-    assert engine.cached_tokens([1, 2, 3], 100) == 30
+    assert engine.look_up([1, 2, 3], 100)[0] == 30
 
 
 def test_being_found_makes_blocks_recent() -> None:
@@ -107,10 +107,10 @@ def test_being_found_makes_blocks_recent() -> None:
     finish(engine, fresh("a", 30, 1), [1, 2, 3])
     finish(engine, fresh("b", 30, 1), [4, 5, 6])
     finish(engine, fresh("d", 31, 1), [1, 2, 3])  # takes b's last block for its own rest
-    assert engine.cached_tokens([4, 5, 6], 100) == 20
+    assert engine.look_up([4, 5, 6], 100)[0] == 20
     finish(engine, fresh("e", 15, 1), [])  # the rest's block is empty, then b's second goes
-    assert engine.cached_tokens([4, 5, 6], 100) == 10
-    assert engine.cached_tokens([1, 2, 3], 100) == 30
+    assert engine.look_up([4, 5, 6], 100)[0] == 10
+    assert engine.look_up([1, 2, 3], 100)[0] == 30
 
 
 def test_a_preempted_request_finds_what_nobody_took_since() -> None:
@@ -134,9 +134,9 @@ def test_an_asynchronous_engine_caches_a_block_when_its_last_token_is_known() ->
     engine.submit(fresh("a", 9, 20), [1, 2])
     engine.step()
     engine.step()  # the tenth token is computed in this batch, and becomes known with it
-    assert engine.cached_tokens([1, 2], 100) == 0
+    assert engine.look_up([1, 2], 100)[0] == 0
     engine.step()
-    assert engine.cached_tokens([1, 2], 100) == 10
+    assert engine.look_up([1, 2], 100)[0] == 10
 
 
 def test_a_clone_has_blocks_of_its_own() -> None:
@@ -145,8 +145,8 @@ def test_a_clone_has_blocks_of_its_own() -> None:
     finish(engine, fresh("a", 30, 1), [1, 2, 3])
     clone = engine.clone()
     finish(clone, fresh("b", 60, 1), [])
-    assert clone.cached_tokens([1, 2, 3], 100) == 0
-    assert engine.cached_tokens([1, 2, 3], 100) == 30
+    assert clone.look_up([1, 2, 3], 100)[0] == 0
+    assert engine.look_up([1, 2, 3], 100)[0] == 30
 
 
 def test_an_estimate_looks_the_newcomer_up() -> None:
@@ -155,7 +155,7 @@ def test_an_estimate_looks_the_newcomer_up() -> None:
     finish(engine, fresh("a", 150, 1), list(range(1, 15)))
     assert engine.replay(fresh("n", 220), list(range(1, 15))).num_steps == 1  # 80 tokens are left
     assert engine.replay(fresh("n", 220), [7]).num_steps == 3
-    assert engine.cached_tokens(list(range(1, 15)), 220) == 140
+    assert engine.look_up(list(range(1, 15)), 220)[0] == 140
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_an_estimate_looks_the_newcomer_up() -> None:
         (lambda: ReplayedEngine.with_block_pool(limits(), COUNT_STEPS), "prefix_caching"),
         (lambda: ReplayedEngine(CACHING, COUNT_STEPS).submit(fresh("a", 20), [1]), "block_hashes"),
         (lambda: ReplayedEngine(CACHING, COUNT_STEPS).replay(fresh("a", 20), [1]), "block_hashes"),
-        (lambda: ReplayedEngine(CACHING, COUNT_STEPS).cached_tokens([1], 20), "block_hashes"),
+        (lambda: ReplayedEngine(CACHING, COUNT_STEPS).look_up([1], 20), "block_hashes"),
         (lambda: engine_of().submit(fresh("a", 20), [-1]), "block_hashes"),
         (lambda: engine_of().submit(fresh("a", 20), [2**64]), "block_hashes"),
         (lambda: engine_of().submit(fresh("a", 20), ["1"]), "block_hashes"),  # type: ignore[list-item]
-        (lambda: engine_of().cached_tokens([1], 0), "prompt_tokens"),
+        (lambda: engine_of().look_up([1], 0), "prompt_tokens"),
         (lambda: engine_of().submit(fresh("a", 20, cached_tokens=10)), "cached_tokens"),
         (lambda: engine_of().submit(fresh("a", 20, computed_tokens=10)), "num_blocks"),
         (lambda: ReplayedEngine(limits(), COUNT_STEPS).submit(fresh("a", 20, shared_blocks=1)), "shared_blocks"),

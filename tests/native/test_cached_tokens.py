@@ -67,6 +67,7 @@ def test_a_waiting_request_uses_what_is_cached_of_it() -> None:
     assert mirror.first_token(50).ttft_s == 1055.0
     batch = mirror.step()
     assert batch.num_scheduled_tokens == {"q": 5}
+    assert batch.cached_tokens == {"q": 90}
     assert batch.free_blocks == 1000 - 10
     assert mirror.free_blocks == 1000
 

@@ -132,7 +132,7 @@ def test_with_room_for_everybody_counts_say_what_the_blocks_do(async_scheduling:
         if number % 4 == 3:
             exact = engine.replay(newcomer, hashes)
             counted = ReplayedEngine.from_state(engine.state(), CLOCK)
-            cached = engine.cached_tokens(hashes, prompt)
+            cached, _ = engine.look_up(hashes, prompt)
             assert same_time(counted.first_token(prompt, cached_tokens=cached).ttft_s, exact.ttft_s)
         engine.submit(newcomer, hashes)
         engine.advance(rng.expovariate(20.0))

@@ -22,6 +22,8 @@ class ScheduledBatch(Protocol):
     @property
     def num_scheduled_tokens(self) -> dict[str, int]: ...
     @property
+    def cached_tokens(self) -> dict[str, int]: ...
+    @property
     def preempted(self) -> Sequence[str]: ...
     @property
     def finished(self) -> Sequence[str]: ...
@@ -44,6 +46,7 @@ class Resident:
         "published",
         "request_id",
         "scheduled_tokens",
+        "shared_blocks",
     )
 
     def __init__(
@@ -54,7 +57,8 @@ class Resident:
         self.max_tokens = max_tokens
         self.priority = priority
         self.arrival_s = arrival_s
-        self.cached_tokens = 0  # found in the prefix cache, or to be found once it is admitted
+        self.cached_tokens = 0  # found in the prefix cache; of a waiting one, those last found there
+        self.shared_blocks = 0  # of a waiting one: of these, in blocks, what residents hold
         self.computed_tokens = 0
         self.output_tokens = 0
         self.num_blocks = 0
@@ -84,15 +88,15 @@ class EngineView(Generic[ResidentT]):
         else:
             self.waiting.append(resident)
 
-    def remove(self, resident: ResidentT) -> None:
-        """Take a request out, also from the batch in flight, and free its blocks at once."""
+    def remove(self, resident: ResidentT, num_freed: int) -> None:
+        """Take a request out, also from the batch in flight; that frees ``num_freed`` blocks at once."""
         if self.running.pop(resident.request_id, None) is not None:
             if resident.scheduled_tokens:
                 self._batch.remove(resident)
         else:
             with suppress(ValueError):  # it may have ended already
                 self.waiting.remove(resident)
-        self.free_blocks += resident.num_blocks
+        self.free_blocks += num_freed
         resident.num_blocks = 0
 
     def schedule(self, batch: ScheduledBatch) -> list[ResidentT]:
@@ -105,10 +109,12 @@ class EngineView(Generic[ResidentT]):
             resident = running.get(request_id)
             if resident is None:
                 resident = running[request_id] = self._admit(request_id)
-                resident.computed_tokens = resident.cached_tokens
+                resident.shared_blocks = 0
+                resident.computed_tokens = resident.cached_tokens = batch.cached_tokens.get(request_id, 0)
             computed = resident.computed_tokens + num_tokens
             resident.computed_tokens = computed
             resident.scheduled_tokens = num_tokens
+            resident.shared_blocks = 0
             if resident.num_blocks * block_size < computed:
                 resident.num_blocks = -(-computed // block_size)
             resident.published = None
@@ -117,8 +123,9 @@ class EngineView(Generic[ResidentT]):
         self._batch, self._finished = scheduled, frozenset(batch.finished)
         return scheduled
 
-    def update(self) -> list[tuple[ResidentT, bool]]:
-        """Apply the end of the batch in flight; returns every request that got an output, and whether it ended."""
+    def update(self, free_blocks: int) -> list[tuple[ResidentT, bool]]:
+        """Apply the end of the batch in flight, which leaves so many blocks free; returns every request that got an
+        output, and whether it ended."""
         produced = []
         for resident in self._batch:
             resident.scheduled_tokens = 0
@@ -129,10 +136,10 @@ class EngineView(Generic[ResidentT]):
             ended = resident.request_id in self._finished
             if ended:
                 del self.running[resident.request_id]
-                self.free_blocks += resident.num_blocks
                 resident.num_blocks = 0
             produced.append((resident, ended))
         self._batch = []
+        self.free_blocks = free_blocks
         return produced
 
     def publish(self) -> tuple[list[SnapshotRequest], list[SnapshotRequest]]:
@@ -176,5 +183,6 @@ def _published(resident: Resident) -> SnapshotRequest:
         resident.arrival_s,
         resident.scheduled_tokens,
         resident.cached_tokens,
+        resident.shared_blocks,
     )
     return resident.published

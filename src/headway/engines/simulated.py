@@ -25,7 +25,6 @@ from headway._core import ReplayedEngine
 from headway.engines.engine_view import EngineView, Resident
 from headway.engines.step_log import LoggedLimits, StepLogHeader, StepSink, logged_step
 from headway.errors import EngineInputError, SnapshotError
-from headway.fleet.prefix import PrefixStore
 from headway.profiles import TruthProfile
 from headway.types import EngineRequest, Snapshot
 
@@ -136,11 +135,14 @@ class SimulatedEngine:
         time_scale: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if truth.limits.async_scheduling:
+            raise EngineInputError("async_scheduling", "must be off: a simulated engine schedules between its batches")
         self.truth = truth
         self.view: EngineView[Generation] = EngineView(truth.limits)
-        self._engine = ReplayedEngine(truth.limits, truth.step_time)
+        self._caches = truth.limits.prefix_caching
+        make_engine = ReplayedEngine.with_block_pool if self._caches else ReplayedEngine
+        self._engine = make_engine(truth.limits, truth.step_time)
         self._step_clock = StepClock(truth, seed)
-        self._prefixes = PrefixStore(truth.limits.num_blocks - 1) if truth.limits.prefix_caching else None
         self._generations: dict[str, Generation] = {}
         self._arrivals: deque[Generation] = deque()  # not yet handed to the scheduler: the virtual clock is behind them
         self._observer = observer
@@ -184,11 +186,10 @@ class SimulatedEngine:
             max_tokens=max_tokens,
             arrival_s=arrival_s,
             on_progress=on_progress,
-            prefix_blocks=prefix_blocks,
+            prefix_blocks=prefix_blocks[: request.prompt_tokens // self.truth.limits.block_size],
         )
         generation.request_id = self._unused(request.request_id)
-        if self._prefixes is not None:
-            self._look_up(generation, self._prefixes)
+        self._look_up(generation)
         self._generations[generation.request_id] = generation
         self._arrivals.append(generation)
         self.view.submit(generation)
@@ -201,10 +202,14 @@ class SimulatedEngine:
         """Drop a request wherever it is and free its blocks at once. Nothing happens when it has ended."""
         if generation.finish_reason is not None:
             return
-        self._engine.cancel(generation.request_id)
+        before = self._engine.free_blocks
+        if self._engine.cancel(generation.request_id):
+            num_freed = self._engine.free_blocks - before
+        else:  # the scheduler has let it go already: its last output comes with the batch in flight
+            num_freed = min(generation.num_blocks, before - self.view.free_blocks)
         with contextlib.suppress(ValueError):
             self._arrivals.remove(generation)
-        self.view.remove(generation)
+        self.view.remove(generation, num_freed)
         self._finish(generation, "abort")
         generation.on_progress()
         self._publish()
@@ -251,6 +256,8 @@ class SimulatedEngine:
                 generation.queue_s = (start_s - generation.arrival_s) / self._time_scale
         if batch.preempted:
             self._observer.preempted(len(batch.preempted))
+        if self.view.waiting:
+            self._look_up(self.view.waiting[0])
         duration_s = self._step_clock.duration_s(batch.time_s)
         self._end_s = start_s + duration_s * self._time_scale
         self._batch_start_s = start_s
@@ -264,7 +271,7 @@ class SimulatedEngine:
         """Give out what the batch in flight produced."""
         self._batch_start_s = None
         prompt_tokens = output_tokens = 0
-        for generation, ended in self.view.update():
+        for generation, ended in self.view.update(self._engine.free_blocks):
             generation.num_tokens = generation.output_tokens
             output_tokens += 1
             if generation.ttft_s is None:
@@ -306,17 +313,18 @@ class SimulatedEngine:
                     max_tokens=generation.max_tokens,
                     priority=generation.priority,
                     arrival_s=generation.arrival_s,
-                    cached_tokens=generation.cached_tokens,
-                )
+                ),
+                generation.prefix_blocks if self._caches else (),
             )
 
-    def _look_up(self, generation: Generation, prefixes: PrefixStore) -> None:
-        """Find what the prefix cache will hold of a prompt when its turn comes: what came before it has been computed
-        by then (fcfs)."""
-        block_size = self.truth.limits.block_size
-        most = (generation.prompt_tokens - 1) // block_size  # never the last token: something has to be computed
-        generation.cached_tokens = min(prefixes.num_hits(generation.prefix_blocks), most) * block_size
-        prefixes.add(generation.prefix_blocks)
+    def _look_up(self, generation: Generation) -> None:
+        """Show what a waiting prompt would find in the prefix cache now."""
+        if not self._caches:
+            return
+        found = self._engine.look_up(generation.prefix_blocks, generation.prompt_tokens)
+        if found != (generation.cached_tokens, generation.shared_blocks):
+            generation.cached_tokens, generation.shared_blocks = found
+            generation.published = None
 
     def _log_step(self, scheduled: list[Generation], start_s: float, duration_s: float, num_finished: int) -> None:
         assert self._step_sink is not None
@@ -328,8 +336,6 @@ class SimulatedEngine:
 
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         generation.finish_reason = reason
-        if self._prefixes is not None:
-            self._prefixes.add_anonymous(generation.output_tokens // self.truth.limits.block_size)
         del self._generations[generation.request_id]
         self._observer.finished(reason)
 

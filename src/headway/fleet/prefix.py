@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 
 class PrefixStore:
-    """Block hashes in order of their last use, at most ``capacity_blocks`` of them, with the number of their holders."""
+    """Block hashes in order of their last use, at most ``capacity_blocks`` of them, and how many hold each."""
 
     def __init__(self, capacity_blocks: int) -> None:
         self._capacity = capacity_blocks
