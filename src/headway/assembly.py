@@ -96,7 +96,10 @@ def load_predictor(config: Config, content: bytes) -> Predictor:
     Raises:
         ArtifactError: no artifact, damaged, or of no use here.
     """
-    raise ArtifactError("learned predictors are not built yet; use prior")
+    from headway.predict.artifact import decode_artifact  # pools without an artifact need none of its code
+    from headway.predict.learned import LearnedPredictor
+
+    return LearnedPredictor(decode_artifact(content), {model.name: model_card(model) for model in config.models})
 
 
 def build_shadow(config: Config, live: Router, predictor: Predictor, *, seed: int = 0) -> Router:
