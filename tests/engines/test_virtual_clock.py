@@ -281,7 +281,7 @@ def test_a_prompt_that_begins_like_an_earlier_one_prefills_the_rest() -> None:
 
 
 def test_what_the_cache_lost_has_to_be_computed_again() -> None:
-    """Blocks are those of the engine: where others needed the room, a prompt that was there before is prefilled anew."""
+    """The cache has the engine's blocks and no more: where others needed the room, a prompt is prefilled anew."""
     now = [50.0]
     limits = msgspec.structs.replace(NOISELESS.limits, prefix_caching=True, num_blocks=121, max_model_len=1900)
     truth = msgspec.structs.replace(NOISELESS, limits=limits)
