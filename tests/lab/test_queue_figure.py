@@ -10,8 +10,10 @@ import pytest
 
 from headway.cli.bench_prices import prices
 from headway.errors import ConfigError
+from headway.lab.acceptance.settings import FULL, QUICK
 from headway.lab.queue_cost import routing_times_ms
 from headway.lab.queue_figure import PANELS, draw, picture, price_series
+from headway.lab.queue_tuning import CASES, LOADS, SEEDS, table
 from headway.policy.bid_control import BidSettings
 from queue_loads import LENGTHS
 
@@ -52,3 +54,12 @@ def test_the_bench_prints_medians(capsys: pytest.CaptureFixture[str]) -> None:
     assert "devices" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="periods"):
         prices(periods=0)
+
+
+def test_settings_are_compared_on_seeds_of_their_own() -> None:
+    """The table of choices has a row per setting, and its seeds are those of no published row."""
+    assert not set(SEEDS) & {*FULL.seeds, *QUICK.seeds}
+    cases = {name: CASES[name] for name in ("no prices", "ahead")}
+    lines = table(LOADS[2], LENGTHS, cases, seeds=(77,), num_requests=60).splitlines()
+    assert [line.split(" | ")[0] for line in lines[4:]] == ["| no prices", "| ahead"]
+    assert 0.0 < float(lines[-1].split(" | ")[6].rstrip(" |")) < 1.0

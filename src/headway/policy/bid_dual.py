@@ -55,7 +55,7 @@ class DualPrices:
         self._sums = np.zeros((3, num, self._row))
         self._flat = self._sums.reshape(3, -1)
         self._steps, self._product = np.zeros((2, num, num_periods)), np.zeros((num, num_periods))
-        self._summed = True
+        self._summed, self._memory_is_priced = True, False
 
     @property
     def num_periods(self) -> int:
@@ -100,20 +100,28 @@ class DualPrices:
         batches = _Batches(columns, picks, starts, self)
         reach = self._reach = max(self._reach, batches.reach)
         self._summed = False
-        values, added = self.values[:, :, :reach], self._steps[:, :, :reach]
+        with_memory = self._memory_is_priced or batches.may_exceed(scarcity[1, :, :reach])
+        kinds = 2 if with_memory else 1
+        values, added = self.values[:kinds, :, :reach], self._steps[:kinds, :, :reach]
         backwards, token_step, slot_step = added[:, :, ::-1], self._product[:, :reach], added[0]
-        drift, ramp = size * scarcity[:, :, :reach], self._ramp[:, :reach]
+        drift, ramp = size * scarcity[:kinds, :, :reach], self._ramp[:, :reach]
         for row in range(len(picks)):
             self._sum()
-            last = batches.taken(row, self._flat, size).reshape(2, -1, self._row)
+            last = batches.taken(row, self._flat[: 2 * kinds - 1], size).reshape(kinds, -1, self._row)
             # A column takes its share in every period before its end: sums from the far end.
             np.add.accumulate(last[:, :, reach:0:-1], -1, None, backwards)
             np.subtract(values, drift, out=values)
             np.add(values, added, out=values)
-            np.multiply(ramp, slot_step, out=token_step)
-            np.add(values[1], token_step, out=values[1])
+            if with_memory:
+                np.multiply(ramp, slot_step, out=token_step)
+                np.add(values[1], token_step, out=values[1])
             np.maximum(values, 0.0, out=values)
-            self._summed = False
+            self._summed, self._memory_is_priced = False, with_memory
+        if with_memory:
+            self._sum()
+            if not self._sums[1, :, reach].any():
+                self._memory_is_priced = False
+                self._sums[1:] = 0.0
 
     def charges(self, num_periods: Index, base_tokens: Grid) -> Grid:
         """``a·p`` of requests on every device, shape (requests, devices): slots and memory together."""
@@ -137,8 +145,10 @@ class DualPrices:
         if self._summed:
             return
         reach, sums = self._reach, self._sums
-        np.add.accumulate(self.values[:, :, :reach], -1, None, sums[:2, :, 1 : reach + 1])
-        np.add.accumulate(sums[1, :, 1 : reach + 1], -1, None, sums[2, :, 1 : reach + 1])
+        kinds = 2 if self._memory_is_priced else 1  # else those of memory are 0 already
+        np.add.accumulate(self.values[:kinds, :, :reach], -1, None, sums[:kinds, :, 1 : reach + 1])
+        if kinds == 2:
+            np.add.accumulate(sums[1, :, 1 : reach + 1], -1, None, sums[2, :, 1 : reach + 1])
         self._summed = True
 
 
@@ -154,28 +164,46 @@ class _Batches:
         at_start = base_tokens if begins is None else base_tokens - speeds * begins
         self.reach = int(ends.max())
         self._num = len(prices.units) * (prices.num_periods + 1)
-        self._reward, self._tokens = reward, at_start / units
+        self._device, self._reward, self._tokens = device, reward, at_start / units
         self._end = _End(rows + ends, (at_start + speeds * ends) / units, speeds / units)
         self._begin = None
         if begins is not None:
             self._begin = _End(rows + begins, (at_start + speeds * begins) / units, speeds / units)
         self._rows = np.arange(picks.shape[1])
 
+    def may_exceed(self, there: Grid) -> bool:
+        """Whether a step's columns could together take more memory than is ``there``, wherever they all went.
+
+        If not, and no memory has a price, none will get one: then it need not be looked at.
+        """
+        most = np.zeros((len(self._reward), len(there)))
+        steps = np.arange(len(most))[:, None, None]
+        np.add.at(most, (steps, self._device), self._end.tokens / len(self._rows))
+        return bool((most > there.min(axis=1)).any())
+
     def taken(self, row: int, sums: Grid, size: float) -> Grid:
-        """Slots and tokens of the columns worth their charge in one step, summed at their ends and scaled to a step."""
+        """Slots and tokens of the columns worth their charge in one step, summed at their ends and scaled to a step.
+
+        Of the slots alone where ``sums`` are only those of the slots.
+        """
         margins = self._reward[row] - self._end.charges(row, sums)
         if self._begin is not None:
             margins += self._begin.charges(row, sums)
         best = None if margins.shape[1] == 1 else (self._rows, margins.argmax(axis=1))
-        slots = (size / len(self._rows)) * (_at(margins, best) > 0.0)
-        amounts = np.concatenate((slots, slots * _at(self._tokens[row], best)))
+        slots: Grid = np.where(_at(margins, best) > 0.0, size / len(self._rows), 0.0)
+        amounts = slots
+        if len(sums) > 1:
+            amounts = np.concatenate((slots, slots * _at(self._tokens[row], best)))
         last = self._summed(self._end, row, best, amounts)
-        return last if self._begin is None else last - self._summed(self._begin, row, best, amounts)
+        if self._begin is not None:
+            np.subtract(last, self._summed(self._begin, row, best, amounts), out=last)
+        return last
 
     def _summed(self, end: _End, row: int, best: tuple[Index, Index] | None, amounts: Grid) -> Grid:
         places = _at(end.places[row], best)
-        both = np.concatenate((places, places + self._num))
-        return np.bincount(both, weights=amounts, minlength=2 * self._num).astype(np.float64, copy=False)
+        kinds = len(amounts) // len(places)
+        both = places if kinds == 1 else np.concatenate((places, places + self._num))
+        return np.bincount(both, weights=amounts, minlength=kinds * self._num).astype(np.float64, copy=False)
 
 
 class _End:
@@ -183,13 +211,16 @@ class _End:
 
     def __init__(self, places: Index, tokens: Grid, speeds: Grid) -> None:
         """``tokens`` are those held at that end, and ``speeds`` those gained per priced period, in units."""
-        self.places, self._tokens, self._speeds = places, tokens, speeds
+        self.places, self.tokens, self._speeds = places, tokens, speeds
 
     def charges(self, row: int, sums: Grid) -> Grid:
         """The charges up to these ends in one step."""
         found: Grid
+        if len(sums) == 1:
+            found = sums[0].take(self.places[row])
+            return found
         found, once, twice = sums.take(self.places[row], axis=1)
-        once *= self._tokens[row]
+        once *= self.tokens[row]
         twice *= self._speeds[row]
         found += once
         found -= twice

@@ -32,11 +32,11 @@ _OTHERS: tuple[DispatcherName, ...] = ("round_robin", "central_shortest_first")
 def own_runs(settings: Settings) -> list[QueueRun]:
     """What these rows are made of."""
     loads = _loads(settings).values()
-    kv, noisy, exact, models = _kv(settings), _noisy(settings), _exact(settings), _models(settings)
+    kv, noisy, models = _kv(settings), _noisy(settings), _models(settings)
     return [
         *(under(load, name) for load in loads for name in (*_OTHERS, load.dispatcher)),
         *(under(kv, "planned"), replace(kv, history="ahead")),
-        *(noisy, replace(noisy, reconcile=False), exact, _strict(exact)),
+        *(noisy, replace(noisy, reconcile=False)),
         *(under(models, "central_shortest_first"), under(models, "planned"), models, replace(models, history="ahead")),
     ]
 
@@ -85,16 +85,8 @@ def _kv(settings: Settings) -> QueueRun:
     return replace(_own(settings, _STABLE), kv_tokens=CUT_KV_TOKENS)
 
 
-def _exact(settings: Settings) -> QueueRun:
-    return _own(settings, _NEAR_SATURATION)
-
-
 def _noisy(settings: Settings) -> QueueRun:
-    return replace(_exact(settings), length_error=_ERROR)
-
-
-def _strict(run: QueueRun) -> QueueRun:
-    return replace(run, work_conserving=False)
+    return replace(_own(settings, _NEAR_SATURATION), length_error=_ERROR)
 
 
 def _models(settings: Settings) -> QueueRun:
@@ -124,17 +116,14 @@ def _memory_rows(settings: Settings, runs: Runs) -> list[AcceptanceRow]:
 
 
 def _plan_rows(settings: Settings, runs: Runs) -> list[AcceptanceRow]:
-    noisy, exact = _noisy(settings), _exact(settings)
+    noisy = _noisy(settings)
     as_predicted = replace(noisy, reconcile=False)
     setting = told(settings, f"{_words(noisy)}, lengths predicted within 20 %", NUM_OWN_REQUESTS)
-    known = told(settings, f"{_words(exact)}, lengths known", NUM_OWN_REQUESTS)
     follows = "with a plan that follows real ends below that with one that does not"
-    idle = "mean latency with no slot left idle below that with a threshold of 0 on every margin"
     waits = runs.reduction(noisy, as_predicted, lambda one: one.wait)
     return [
         row("A12-reconcile", f"mean latency {follows}", setting, runs.reduction(noisy, as_predicted, latency)),
         row("A12-reconcile-wait", f"mean wait {follows}", setting, waits),
-        row("A12-idle", idle, known, runs.reduction(exact, _strict(exact), latency)),
     ]
 
 

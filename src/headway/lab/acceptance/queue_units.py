@@ -35,7 +35,7 @@ _CLOCK = IterationTime(fixed=0.018, per_sequence=0.0002, per_token=2e-7, per_pro
 #: KV tokens of a device where memory is to be the scarcer resource.
 CUT_KV_TOKENS = 27_000
 #: Requests per run of the paper's setting, and of the rows that are ours.
-NUM_REQUESTS, NUM_OWN_REQUESTS = 12_000, 4_000
+NUM_REQUESTS, NUM_OWN_REQUESTS = 12_000, 3_000
 _WAIT_PERIODS, _LATENCY_PERIODS = WAIT_SLO_S / PERIOD_S, LATENCY_SLO_S / PERIOD_S
 
 #: Policies of the registry that send at once, the central queue without and with a plan, and bid prices.
