@@ -289,8 +289,8 @@ class SnapshotRequest(Struct, frozen=True, array_like=True):
     ``scheduled_tokens`` is its share of the batch in flight, 0 when it is not part of it. The engine has already
     added it to ``computed_tokens`` (vLLM's ``schedule`` does) but not yet appended the output. ``cached_tokens`` are
     those that were found in the prefix cache when it was admitted; of a waiting request, those last found there, of
-    which ``shared_blocks`` blocks are held by residents. Of running requests ``num_blocks`` counts shared blocks at each
-    of them; how many that are follows from ``free_blocks``.
+    which ``shared_blocks`` blocks are held by residents. Of running requests ``num_blocks`` counts shared blocks at
+    each of them; how many that are follows from ``free_blocks``.
     """
 
     request_id: str
