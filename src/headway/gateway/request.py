@@ -19,13 +19,12 @@ from headway.errors import RequestError
 from headway.gateway.guard import ClientGoneError, Receive
 from headway.gateway.sse import Dialect
 from headway.predict.prefix import prefix_blocks
+from headway.predict.prompt import both_ends, conversation
 from headway.predict.tokens import prompt_text, prompt_tokens_of
 from headway.types import MAX_COUNT
 
 Headers = Mapping[bytes, bytes]
 
-#: Of a long prompt the router gets both ends only: instructions and questions stand there.
-_PROMPT_END_CHARS = 8192
 _MAX_ID_CHARS = 128
 
 
@@ -76,13 +75,19 @@ class Targets(NamedTuple):
 
 
 class ClientRequest(Struct, frozen=True, kw_only=True):
-    """A checked request. ``body`` is as it came; ``own_keys`` are the routing keys to strip from it."""
+    """A checked request. ``body`` is as it came; ``own_keys`` are the routing keys to strip from it.
+
+    Of a long prompt ``prompt_text`` is both ends; ``prompt_chars`` and the two after it are of all of it.
+    """
 
     endpoint: Endpoint
     body: bytes
     model: str
     stream: bool
     prompt_text: str
+    prompt_chars: int
+    num_turns: int
+    system_chars: int
     num_counted_tokens: int
     max_tokens: int | None
     priority: int
@@ -125,13 +130,17 @@ def parse_request(
     if not isinstance(model, str) or not model:
         raise RequestError("the body must name a 'model'", param="model")
     text = prompt_text(fields)
+    num_turns, system_chars = conversation(fields.get("messages"))
     options = fields.get("stream_options")
     return ClientRequest(
         endpoint=endpoint,
         body=body,
         model=model,
         stream=fields.get("stream") is True,
-        prompt_text=_both_ends(text),
+        prompt_text=both_ends(text),
+        prompt_chars=len(text),
+        num_turns=num_turns,
+        system_chars=system_chars,
         num_counted_tokens=min(prompt_tokens_of(fields), MAX_COUNT),
         max_tokens=_max_tokens(endpoint, fields),
         priority=_priority(fields),
@@ -172,10 +181,6 @@ def body_too_large(max_bytes: int) -> RequestError:
     return RequestError(
         f"the body is larger than {max_bytes / 1e6:g} MB (server.max_body_mb)", status=413, code="request_too_large"
     )
-
-
-def _both_ends(text: str) -> str:
-    return text if len(text) <= 2 * _PROMPT_END_CHARS else text[:_PROMPT_END_CHARS] + text[-_PROMPT_END_CHARS:]
 
 
 def _max_tokens(endpoint: Endpoint, fields: Mapping[str, object]) -> int | None:

@@ -247,6 +247,9 @@ class Gateway:
             id=request_id,
             arrival_s=arrival_s,
             prompt_text=request.prompt_text,
+            prompt_chars=request.prompt_chars,
+            num_turns=request.num_turns,
+            system_chars=request.system_chars,
             prompt_tokens={
                 model: self.token_ratio.tokens(model, request.num_counted_tokens)
                 for model in (self._models if candidates is None else candidates)

@@ -147,7 +147,7 @@ def prompt_features(prompt: Prompt) -> PromptFeatures:
     text = both_ends(prompt.text, READ_END_CHARS)
     lowered = text.lower().encode("utf-8", "surrogatepass")
     tokens = _TOKEN.findall(lowered)
-    hashes = np.array(list(map(zlib.crc32, tokens)), np.uint32)
+    hashes = np.fromiter(map(zlib.crc32, tokens), np.uint32, len(tokens))
     return PromptFeatures(_dense(prompt, text, lowered, tokens), _hashed(hashes), _buckets(hashes))
 
 
