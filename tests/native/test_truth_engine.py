@@ -191,3 +191,10 @@ def test_impossible_requests_are_refused_by_name() -> None:
         submit(engine, "a", 10, 0, 0.0)
     with pytest.raises(EngineInputError, match="now"):
         engine.run_until(float("nan"))
+
+
+@pytest.mark.parametrize("setting", ["async_scheduling", "prefix_caching"])
+def test_what_a_truth_engine_does_not_do_is_refused(setting: str) -> None:
+    """The lab plays synchronous engines without a prefix cache, and says so instead of playing others wrongly."""
+    with pytest.raises(EngineInputError, match=setting):
+        truth(within=limits(**{setting: True}))
