@@ -77,11 +77,6 @@ void Scheduler::remove(int32_t slot) {
 
 // ---------------------------------------------------------------- runs of unchanged decodes
 
-bool Scheduler::next_step_is_open() const {
-  return waiting_.size == 0 && tracked_.empty() && clock_.size() < limits_.max_num_batched_tokens &&
-         running_.size < limits_.max_num_seqs && free_after_next_decodes() >= 0;
-}
-
 int64_t Scheduler::decode_run() const {
   if (clock_.size() == 0 || pool_ || !tracked_.empty() || clock_.size() > limits_.max_num_batched_tokens) return 0;
   // Free blocks only shrink until a request ends, so a head that had to wait waits until then.

@@ -72,7 +72,10 @@ class Scheduler : public Residents {
     return preempted_.empty() && budget_ > 0 && waiting_empty_after_ && running_after_ < limits_.max_num_seqs;
   }
   // Is the next step one of unchanged decodes only (or idle) in which a newcomer would be tried?
-  bool next_step_is_open() const;
+  bool next_step_is_open() const {
+    return waiting_.size == 0 && tracked_.empty() && clock_.size() < limits_.max_num_batched_tokens &&
+           running_.size < limits_.max_num_seqs && free_after_next_decodes() >= 0;
+  }
   // Free blocks as the next step leaves them when it is such a step.
   int64_t free_after_next_decodes() const { return free_ - clock_.num_blocks_due(); }
 
