@@ -55,7 +55,7 @@ def _a12_runs(settings: Settings) -> list[QueueRun]:
     return [
         *(under(load, name) for load in loads for name in ("round_robin", *_OTHERS)),
         *loads,
-        _tail(settings),
+        *(_tail(settings), under(_tail(settings), "planned")),
         *own_runs(settings),
     ]
 
@@ -122,7 +122,7 @@ def _ended(one: QueueScore) -> float:
 def _tail_rows(settings: Settings, runs: Runs) -> list[AcceptanceRow]:
     ours = _tail(settings)
     setting = told(settings, f"lambda = {ours.rate:g} per period, weights (0, 0, 0, 0, 1, 1), lengths known")
-    return [
+    rows = [
         row(
             f"A12-{ours.rate:g}-tail-{key}-over-{other}",
             f"{what} below {other}'s",
@@ -132,6 +132,9 @@ def _tail_rows(settings: Settings, runs: Runs) -> list[AcceptanceRow]:
         for other in ("round_robin", "central_shortest_first")
         for key, what, figure in (("slo", _SHOWN[-1][1], slo_missed), ("p95", "P95 latency", latency_p95))
     ]
+    claim = f"{_SHOWN[-1][1]} below those of the same rewards without prices"
+    below = runs.reduction(ours, under(ours, "planned"), slo_missed)
+    return [*rows, row(f"A12-{ours.rate:g}-tail-slo-price", claim, setting, below)]
 
 
 def _shifted(settings: Settings) -> QueueRun:
