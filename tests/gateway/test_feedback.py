@@ -13,9 +13,11 @@ import pytest
 from gateway_clients import CHAT, chat, pool_of, until
 from headway.config import Config
 from headway.errors import ConfigError
+from headway.gateway.request import CHAT as CHAT_ENDPOINT
+from headway.gateway.request import parse_request
 from headway.gateway.state import Gateway
 from headway.predict.features import prompt_features
-from headway.predict.prompt import prompt_of_text
+from headway.predict.prompt import prompt_of_query, prompt_of_text
 from headway.testing import FakeUpstream, Reply, RunningGateway, pool, running_gateway
 from headway.train.dataset import EvaluationRow, read_rows
 
@@ -87,6 +89,31 @@ async def test_without_leave_no_prompt_reaches_the_file(session: aiohttp.ClientS
     ours, theirs = row.features.features(), prompt_features(prompt_of_text(secret))
     for name in ("dense", "hashed", "buckets"):
         assert getattr(ours, name).tobytes() == getattr(theirs, name).tobytes()
+
+
+async def test_kept_features_are_those_that_routed(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """Turns, the system's share and the limit included: training sees of a long conversation what serving saw of it."""
+    path = tmp_path / "feedback.jsonl"
+    body = {
+        "model": "auto",
+        "messages": [
+            {"role": "system", "content": "Be brief. " * 2000},
+            {"role": "user", "content": "What is it?"},
+            {"role": "assistant", "content": "A headway."},
+            {"role": "user", "content": [{"type": "text", "text": "And why? " * 900}]},
+        ],
+        "max_tokens": 70,
+    }
+    async with FakeUpstream() as upstream, running_gateway(config_of(upstream, path)) as gateway:
+        async with session.post(gateway.url + CHAT, json=body) as response:
+            assert response.status == 200
+        request = parse_request(CHAT_ENDPOINT, {}, json.dumps(body).encode())
+        query = gateway.gateway.query_of(request, "q", 0.0)
+    (row,) = read_rows(path)
+    assert row.features is not None
+    ours, theirs = row.features.features(), prompt_features(prompt_of_query(query))
+    assert ours.dense.tobytes() == theirs.dense.tobytes()
+    assert ours.buckets.tobytes() == theirs.buckets.tobytes()
 
 
 async def test_answers_nobody_spoke_of_are_rows_of_lengths(session: aiohttp.ClientSession, tmp_path: Path) -> None:
