@@ -20,6 +20,8 @@ from headway.train.dataset import EvaluationRow, read_rows
 from headway.train.settings import Settings
 from headway.train.table import EvaluationTable, build_table
 
+pytest.importorskip("lightgbm", reason="needs the extra 'learned'")
+
 THINGS = ("rivers", "trains", "bees", "clocks", "maps", "ships", "stars", "bread", "rain", "chess", "salt", "glass")
 EASY, HARD = "Name a fact about stars near bees.", "Prove step by step that the statement about chess and rain holds."
 SETTINGS = Settings(num_folds=3, max_trees=10)
