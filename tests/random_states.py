@@ -7,16 +7,13 @@ the limits the real scheduler accepts. Nothing here looks at what the code under
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import itertools
 import random
-from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
 from headway.types import EngineLimits, EngineRequest, EngineState, SchedulingPolicy, StepTime
+from random_texts import chained_hashes, random_texts
 
 #: The kinds of engine that have rules of their own.
 KINDS: dict[str, dict[str, bool]] = {
@@ -85,26 +82,9 @@ def random_step_time(rng: random.Random) -> StepTime:
     )
 
 
-def token_ids(pieces: Sequence[tuple[int, int]]) -> list[int]:
-    """The tokens of a request, numbers that no two texts share."""
-    return [1000 + (text << 12) + place for text, length in pieces for place in range(length)]
-
-
 def block_hashes(workload: Workload, request: EngineRequest) -> list[int]:
     """64-bit hashes of the full blocks of a request, its whole answer included, each over all tokens before it."""
-    return _hashes(tuple(workload.texts.get(request.request_id, ())), workload.limits.block_size)
-
-
-@functools.lru_cache(maxsize=256)
-def _hashes(pieces: tuple[tuple[int, int], ...], size: int) -> list[int]:
-    tokens = token_ids(pieces)
-    hashes: list[int] = []
-    previous = b""
-    for start in range(0, len(tokens) - size + 1, size):
-        block = b",".join(b"%d" % token for token in tokens[start : start + size])
-        previous = hashlib.blake2b(previous + b":" + block, digest_size=8).digest()
-        hashes.append(int.from_bytes(previous, "little"))
-    return hashes
+    return chained_hashes(tuple(workload.texts.get(request.request_id, ())), workload.limits.block_size)
 
 
 def random_workload(
@@ -153,41 +133,6 @@ def random_workload(
             cancels.append((step + rng.randint(0, 40), request.request_id))
     texts = random_texts(rng, [request for _, request in submissions], max_model_len) if prefix_caching else {}
     return Workload(seed, limits, max_steps, submissions, sorted(cancels), texts)
-
-
-def random_texts(
-    rng: random.Random, requests: Sequence[EngineRequest], max_model_len: int
-) -> dict[str, list[tuple[int, int]]]:
-    """Beginnings in common of any length: system prompts, system prompts with one of some documents, whole earlier
-    conversations, the very same request again, and nothing in common."""
-    next_text = itertools.count()
-    systems = [(next(next_text), rng.randint(1, max_model_len)) for _ in range(rng.randint(1, 3))]
-    documents = [[rng.choice(systems), (next(next_text), rng.randint(1, max_model_len))] for _ in range(3)]
-    texts: dict[str, list[tuple[int, int]]] = {}
-    for request in requests:
-        kind = rng.random()
-        start: list[tuple[int, int]] = []
-        if kind < 0.3:
-            start = [rng.choice(systems)]
-        elif kind < 0.6:
-            start = rng.choice(documents)
-        elif kind < 0.85 and texts:
-            start = rng.choice(list(texts.values()))
-            if rng.random() < 0.6:
-                start = cut(start, rng.randint(1, max_model_len))
-        texts[request.request_id] = cut([*start, (next(next_text), max_model_len)], max_model_len)
-    return texts
-
-
-def cut(pieces: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[int, int]]:
-    """The first ``num_tokens`` tokens."""
-    kept: list[tuple[int, int]] = []
-    for text, length in pieces:
-        kept.append((text, min(length, num_tokens)))
-        num_tokens -= length
-        if num_tokens <= 0:
-            break
-    return kept
 
 
 def _workload_request(rng: random.Random, number: int, longest_prompt: int, typical_output: int) -> EngineRequest:

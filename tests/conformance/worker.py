@@ -122,7 +122,7 @@ def check_unchanged(config: VllmConfig, limits: dict[str, Any]) -> None:
 
 
 def token_ids(workload: dict[str, Any], request_id: str) -> list[int]:
-    """The tokens of a request, prompt and answer (see ``random_states.token_ids``)."""
+    """The tokens of a request, prompt and answer (see ``random_texts.token_ids``)."""
     pieces = workload["texts"].get(request_id) or [(0, workload["limits"]["max_model_len"])]
     return [1000 + (text << 12) + place for text, length in pieces for place in range(length)]
 
