@@ -26,12 +26,13 @@ from headway.policy.bid_admission import Waiting
 from headway.policy.bid_control import BidControl, BidSettings, History
 from headway.policy.bid_objective import Objective
 from headway.policy.bid_plan import Devices
+from headway.policy.central_queue import DEFAULT_HOSTED_SLOTS
 from headway.policy.options import Options, number, word
 from headway.policy.residents import num_requests_on
 from headway.types import Candidate, Instance, Outcome
 
-#: Requests at a time, and KV tokens, of an instance whose engine is unknown.
-HOSTED_SLOTS, HOSTED_KV_TOKENS = 64, 2**40
+#: KV tokens of an instance whose engine is unknown: they never bind.
+HOSTED_KV_TOKENS = 2**40
 #: Seconds of a period where no step time is known (the paper's).
 DEFAULT_PERIOD_S = 0.03
 #: Periods planned ahead: some minutes of decoding, so that hardly an answer is predicted to be longer.
@@ -105,7 +106,9 @@ class BidPricePolicy:
         self._speeds = [self._period_s / (_full_step_s(one) or self._period_s) for one in instances]
         self._longest = [None if one.limits is None else one.limits.max_model_len for one in instances]
         devices = Devices(
-            max_num_seqs=tuple(HOSTED_SLOTS if one.limits is None else one.limits.max_num_seqs for one in instances),
+            max_num_seqs=tuple(
+                DEFAULT_HOSTED_SLOTS if one.limits is None else one.limits.max_num_seqs for one in instances
+            ),
             kv_tokens=tuple(_kv_tokens(one) for one in instances),
             tokens_per_period=tuple(self._speeds),
         )
