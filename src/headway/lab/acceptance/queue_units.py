@@ -194,7 +194,8 @@ def trace_directory() -> str | None:
 
 def scaled(settings: Settings, num_requests: int) -> int:
     """Requests per run at this size of the table."""
-    return max(40, round(num_requests * settings.num_queries / 10_000))
+    share = settings.num_queries / 10_000
+    return max(40, round(num_requests * (share if settings.name == "full" else share / 2.5)))
 
 
 @lru_cache(maxsize=1)
