@@ -93,8 +93,11 @@ class Observed:
         held = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         rows: list[Any] = [self.kv_cache_manager.block_pool.get_num_free_blocks()]
         for kind, requests in (("running", list(self.running)), ("waiting", list(self.waiting))):
-            for request in requests:
-                cached = self.cached[request.request_id] if kind == "running" else None
+            for place, request in enumerate(requests):
+                cached: Any = (self.cached[request.request_id], 0) if kind == "running" else None
+                if kind == "waiting" and place == 0:
+                    blocks, tokens, _ = self.kv_cache_manager.get_computed_blocks(request)
+                    cached = (tokens, len([block for block in blocks.blocks[0] if block.ref_cnt]) if tokens else 0)
                 # One that was preempted amid its batch waits: its share is shown no more, though its output may come.
                 tokens = share.get(request.request_id, 0) if kind == "running" else 0
                 rows.append(
@@ -108,11 +111,11 @@ class Observed:
 
 
 def as_rows(snapshot: Snapshot) -> list[Any]:
-    """The snapshot in the shape of :meth:`Observed.rows`. What waiting requests find in the cache may be old news."""
+    """The snapshot in the shape of :meth:`Observed.rows`. What others than the first would find may be old news."""
     rows: list[Any] = [snapshot.free_blocks]
     for kind, requests in (("running", snapshot.running), ("waiting", snapshot.waiting)):
-        for r in requests:
-            cached = r.cached_tokens if kind == "running" else None
+        for place, r in enumerate(requests):
+            cached = (r.cached_tokens, r.shared_blocks) if kind == "running" or place == 0 else None
             rows.append(
                 (
                     kind, r.request_id, r.prompt_tokens, r.computed_tokens, r.output_tokens, r.num_blocks,

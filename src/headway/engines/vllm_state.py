@@ -9,7 +9,6 @@ that the replay was not held against is named in every snapshot.
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import repeat
 from operator import attrgetter, itemgetter
@@ -31,12 +30,9 @@ _FIXED = (0, 1, 5, _PRIORITY, _ARRIVAL, _CACHED)  # of a running request: id, pr
 
 _computed_tokens = attrgetter("num_computed_tokens")
 _output_tokens = attrgetter("num_output_tokens")
+_ref_cnt = attrgetter("ref_cnt")
 _priority_order = itemgetter(_PRIORITY, _ARRIVAL, 0)
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def _is_free(block: Any) -> bool:
-    return bool(block.ref_cnt == 0)
 
 
 class VllmRequest(Protocol):
@@ -224,7 +220,10 @@ class SchedulerState:
     def _settle(self) -> None:
         """Read the outputs of requests preempted lately: those of a batch in flight come while they wait already."""
         for request in self._preempted:
-            self._row(request)[_OUTPUT] = request.num_output_tokens
+            row = self._row(request)
+            row[_OUTPUT] = request.num_output_tokens
+            if not request.num_computed_tokens:  # it may run again already
+                row[_CACHED], row[_SHARED] = self._found(request)
         self._preempted = [request for request in self._preempted if request.num_stale_output_tokens > 0]
         self._waiting_changed = True
 
@@ -242,9 +241,9 @@ class SchedulerState:
         if not self._caches or request.num_computed_tokens or not self._can_look_up(request):
             return 0, 0
         groups, tokens, *_ = self._lookup(request.block_hashes, request.num_tokens - 1)
-        # Whoever holds a block holds what comes before it, so those that are held come first.
-        num_held = sum(bisect_left(blocks, True, key=_is_free) for blocks in groups)
-        return int(tokens), num_held
+        # Each is asked: of equal blocks vLLM keeps several, and another one than that found may be in use.
+        num_free = sum(list(map(_ref_cnt, blocks)).count(0) for blocks in groups)
+        return int(tokens), sum(map(len, groups)) - num_free
 
 
 class _Head(Struct):
