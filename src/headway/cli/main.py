@@ -28,6 +28,8 @@ _VERBS = {
     "calibrate": ("headway.cli.calibrate:calibrate", "Fit step times to an engine's step log and write a profile."),
     "collect": ("headway.cli.collect:collect", "Run prompts through every model of a pool and keep the answers."),
     "judge": ("headway.cli.judge:app", "Give collected answers a quality, by a judge or a rule; compare judges."),
+    "train": ("headway.cli.train:train", "Train a predictor of quality and output length on evaluation rows."),
+    "evaluate": ("headway.cli.evaluate:evaluate", "Measure predictors on prompts that they were not trained on."),
     "lab": ("headway.cli.lab:app", "Compare routing policies on simulated fleets."),
     "whatif": ("headway.cli.whatif:whatif", "Route logged traffic once more: other policies, another pool."),
     "bench": ("headway.cli.bench:app", "Measure what the core, the gateway and the lab cost."),

@@ -46,18 +46,24 @@ class Array(Struct, frozen=True, array_like=True):
         return cls(dtype, array.shape, array.tobytes())
 
     def numpy(self) -> NDArray[np.float64]:
-        """The values as float64, read-only.
+        """The values as float64.
 
         Raises:
             ArtifactError: an unknown dtype, or bytes that do not fill the shape.
         """
+        return self._values().astype(np.float64)
+
+    def integers(self) -> NDArray[np.int64]:
+        """The values of an array of integers. Raises as :meth:`numpy`."""
+        return self._values().astype(np.int64)
+
+    def _values(self) -> NDArray[np.generic]:
         if self.dtype not in _DTYPES or any(size < 0 for size in self.shape):
             raise ArtifactError(f"an array of type {self.dtype!r} and shape {self.shape} cannot be read")
         try:
-            values = np.frombuffer(self.data, np.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)
+            return np.frombuffer(self.data, np.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)
         except ValueError as error:
             raise ArtifactError(f"an array does not fill its shape {self.shape}") from error
-        return values.astype(np.float64)
 
 
 class TrainedModel(Struct, frozen=True, kw_only=True):

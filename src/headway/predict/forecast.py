@@ -148,18 +148,16 @@ def calibrated_quality(raw: Floats, level: Floats, slope: float, knots: Floats) 
 class Forecaster:
     """Asks what an artifact says should speak, for the models at ``chosen`` (indices into its models).
 
-    ``serves`` makes one predictor speak for both; with ``median`` the length expected is the median, not the mean.
+    With ``median`` the length expected is the median, not the mean.
 
     Raises:
         ArtifactError: the artifact's parts do not fit together, its trees cannot be loaded, or it says other things
             than when it was trained.
     """
 
-    def __init__(
-        self, artifact: Artifact, chosen: Sequence[int], *, serves: Kind | None = None, median: bool = False
-    ) -> None:
-        self.quality_source: Kind = serves or artifact.serves_quality
-        self.length_source: Kind = serves or artifact.serves_length
+    def __init__(self, artifact: Artifact, chosen: Sequence[int], *, median: bool = False) -> None:
+        self.quality_source: Kind = artifact.serves_quality
+        self.length_source: Kind = artifact.serves_length
         self._mean = checked(artifact.components.mean, "components.mean", NUM_HASHED)
         self._axes = checked(artifact.components.axes, "components.axes", None, NUM_HASHED)
         self._linear = LinearStage(artifact, chosen)
@@ -186,7 +184,10 @@ class Forecaster:
 
     def forecast(self, prompt: Prompt) -> Forecast:
         """What the models are expected to make of ``prompt``: quality in [0, 1], tokens at least 1."""
-        reading = self.read(prompt)
+        return self.forecast_of(self.read(prompt))
+
+    def forecast_of(self, reading: Reading) -> Forecast:
+        """As :meth:`forecast`, of a prompt that was read before."""
         quality = np.maximum(np.minimum(self._quality.quality(reading), 1.0), 0.0)
         expected, p90 = (np.maximum(tokens, _FEWEST_TOKENS) for tokens in self._length.lengths(reading))
         if self._unknown:

@@ -13,38 +13,18 @@ import numpy as np
 from msgspec import Struct
 
 from headway.predict.artifact import CardFigures, Kind
+from headway.train.comparison import compare
 from headway.train.crossvalidate import CrossValidation
 from headway.train.duplicates import Duplicates
 from headway.train.linear import label_means
 from headway.train.material import Material
-from headway.train.measures import (
-    Figure,
-    Measure,
-    Resamples,
-    auc,
-    calibration_error,
-    coverage,
-    interval,
-    mean_absolute_error,
-    pinball_loss,
-    r2,
-    rank_correlation,
-)
+from headway.train.measures import Figure, Resamples, r2
 from headway.train.rivals import Predicted
 from headway.train.routing import RoutingPool, RoutingValue, choices, routing_pool, routing_value
 from headway.train.settings import Settings
 from headway.train.strata import Stratum, make_strata
 from headway.train.table import EvaluationTable, Floats
 
-#: Measures by name: of what (quality, or a length field of ``Predicted``), and how.
-QUALITY_MEASURES: dict[str, Measure] = {"r2": r2, "auc": auc, "calibration_error": calibration_error}
-LENGTH_MEASURES: dict[str, tuple[str, Measure]] = {
-    "length_log_r2": ("log_p50", r2),
-    "length_mae_tokens": ("p50_tokens", mean_absolute_error),
-    "length_rank_correlation": ("p50_tokens", rank_correlation),
-    "p90_coverage": ("p90_tokens", coverage),
-    "p90_pinball_tokens": ("p90_tokens", pinball_loss),
-}
 NUM_RESAMPLES = 200
 
 
@@ -110,7 +90,7 @@ def make_card(
         **{str(name): one for name, one in found.rivals.items()},
         "learned": found.learned,
     }
-    figures, above = _figures(material, predictions, resamples)
+    figures, above = compare(material.quality, material.tokens, predictions, resamples, ours="learned")
     pool = routing_pool(table)
     routing = None if pool is None else _routing(table, pool, predictions, resamples)
     serves_quality, why_quality = _prefer_quality(above["task_recognised"], routing)
@@ -141,35 +121,6 @@ def make_card(
         serves_length=serves_length,
         why=f"{why_quality} {why_length}",
     )
-
-
-def _figures(
-    material: Material, predictions: Mapping[str, Predicted], resamples: Resamples
-) -> tuple[dict[str, dict[str, Figure]], dict[str, dict[str, Figure]]]:
-    figures: dict[str, dict[str, Figure]] = {name: {} for name in predictions}
-    above: dict[str, dict[str, Figure]] = {name: {} for name in predictions if name != "learned"}
-    asked: list[tuple[str, Measure, Floats, dict[str, Floats]]] = []
-    for measure, how in QUALITY_MEASURES.items():
-        asked.append((measure, how, material.quality, {name: one.quality for name, one in predictions.items()}))
-    for measure, (field, how) in LENGTH_MEASURES.items():
-        logarithmic = field == "log_p50"
-        actual = material.log_tokens if logarithmic else material.tokens
-        said = {
-            name: np.log1p(one.p50_tokens) if logarithmic else getattr(one, field) for name, one in predictions.items()
-        }
-        asked.append((measure, how, actual, said))
-    for measure, how, actual, said_by in asked:
-        known = ~np.isnan(actual)
-        able = {name: said for name, said in said_by.items() if known.any() and not np.isnan(said[known]).any()}
-        points = {name: how(actual, said) for name, said in able.items()}
-        if any(np.isnan(list(points.values()))):
-            continue
-        spreads = {name: resamples.values(how, actual, said) for name, said in able.items()}
-        for name, point in points.items():
-            figures[name][measure] = interval(point, spreads[name])
-            if name != "learned" and "learned" in able:
-                above[name][measure] = interval(points["learned"] - point, spreads["learned"] - spreads[name])
-    return figures, above
 
 
 def _routing(

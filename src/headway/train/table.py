@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from headway.errors import DatasetError
@@ -55,6 +55,10 @@ class FeatureTable(Struct, frozen=True, eq=False):
         """The features of these prompts only."""
         return FeatureTable(self.dense[prompts], self.hashed[prompts], tuple(self.buckets[i] for i in prompts))
 
+    def one(self, index: int) -> PromptFeatures:
+        """One prompt's features."""
+        return PromptFeatures(self.dense[index], self.hashed[index], self.buckets[index])
+
 
 class EvaluationTable(Struct, frozen=True, eq=False, kw_only=True):
     """P prompts on M models. Matrices are (P, M); ``prompt_tokens`` (P,) is the mean of what the models counted.
@@ -84,6 +88,23 @@ class EvaluationTable(Struct, frozen=True, eq=False, kw_only=True):
     def num_prompts(self) -> int:
         """P."""
         return len(self.texts)
+
+    def take(self, prompts: NDArray[np.intp], columns: NDArray[np.intp]) -> EvaluationTable:
+        """These prompts on these models only; counts of rows stay those of the whole."""
+        places = prompts.tolist()
+        return structs.replace(
+            self,
+            prompt_ids=tuple(self.prompt_ids[at] for at in places),
+            texts=tuple(self.texts[at] for at in places),
+            labels=tuple(self.labels[at] for at in places),
+            models=tuple(self.models[at] for at in columns.tolist()),
+            features=self.features.take(prompts),
+            prompt_tokens=self.prompt_tokens[prompts],
+            **{
+                name: getattr(self, name)[np.ix_(prompts, columns)]
+                for name in ("quality", "output_tokens", "cost_usd", "cut")
+            },
+        )
 
     @property
     def model_names(self) -> tuple[str, ...]:
