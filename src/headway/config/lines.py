@@ -12,9 +12,13 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
+
+import msgspec
 
 from headway.errors import DatasetError
+
+Row = TypeVar("Row")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -33,6 +37,22 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     except (OSError, EOFError, zlib.error) as error:  # gzip reports damage as any of the three
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DatasetError(f"cannot be read: {reason}", path=str(path)) from error
+
+
+def decode_lines(path: Path, decoder: msgspec.json.Decoder[Row], *, what: str = "") -> Iterator[tuple[int, Row]]:
+    """The rows of a file of JSON lines with their numbers; blank lines are passed over. ``what`` begins a complaint.
+
+    Raises:
+        DatasetError: as :func:`read_lines`, or a line that is no such row.
+    """
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise DatasetError(f"{what}{error}", path=str(path), line=number) from error
+        yield number, row
 
 
 def _open(path: Path) -> IO[str]:

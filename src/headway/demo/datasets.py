@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from headway.config.lines import read_lines
+from headway.config.lines import decode_lines
 from headway.errors import DatasetError
 from headway.lab.truth import PROMPT_CAP_TOKENS, TASKS, Task
 from headway.predict.tokens import count_tokens
@@ -49,13 +49,7 @@ def load_prompts(paths: Sequence[Path]) -> PromptPool:
     num_dropped = 0
     decoder = msgspec.json.Decoder(_Row)
     for path in paths:
-        for number, line in read_lines(path):
-            if not line.strip():
-                continue
-            try:
-                row = decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                raise DatasetError(str(error), path=str(path), line=number) from error
+        for _, row in decode_lines(path, decoder):
             if not row.prompt.strip() or count_tokens(row.prompt) > PROMPT_CAP_TOKENS:
                 num_dropped += 1
             else:

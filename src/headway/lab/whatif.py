@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from headway.assembly import build_instances, fallback_of, model_card
 from headway.config import Config
-from headway.config.lines import read_lines
+from headway.config.lines import decode_lines
 from headway.decision_row import VERSION, LoggedDecision, LoggedModel
 from headway.errors import ConfigError, DatasetError
 from headway.estimate.registry import make_estimator
@@ -73,13 +73,7 @@ def read_decisions(paths: Sequence[Path]) -> list[LoggedDecision]:
     rows = []
     decoder = msgspec.json.Decoder(LoggedDecision)
     for path in paths:
-        for number, line in read_lines(path):
-            if not line.strip():
-                continue
-            try:
-                row = decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                raise DatasetError(f"is no logged decision: {error}", path=str(path), line=number) from None
+        for number, row in decode_lines(path, decoder, what="is no logged decision: "):
             if row.version != VERSION:
                 raise DatasetError(f"has version {row.version}, not {VERSION}", path=str(path), line=number)
             if any(model.prompt_tokens for model in row.models.values()):
