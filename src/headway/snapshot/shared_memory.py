@@ -85,11 +85,7 @@ class SharedMemoryWriter:
         Raises:
             SnapshotError: it does not fit (the older one then stays and grows stale), or the writer is closed.
         """
-        try:
-            self.write(wire.encode(snapshot))
-        except SnapshotError as error:
-            error.instance_id = snapshot.instance_id
-            raise
+        wire.publish(snapshot, self.write)
 
     def write(self, data: bytes) -> None:
         """Replace the snapshot in the segment by one that is encoded already (:mod:`headway.snapshot.wire`).

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -31,6 +32,19 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 def encode(snapshot: Snapshot) -> bytes:
     """The snapshot as bytes of the present wire version."""
     return framed(b"", 0, _encoder.encode(snapshot))
+
+
+def publish(snapshot: Snapshot, write: Callable[[bytes], None]) -> None:
+    """Hand the snapshot's bytes to a transport's ``write``; what it raises names the instance.
+
+    Raises:
+        SnapshotError: as ``write``.
+    """
+    try:
+        write(encode(snapshot))
+    except SnapshotError as error:
+        error.instance_id = snapshot.instance_id
+        raise
 
 
 def framed(head: bytes, head_checksum: int, tail: bytes | memoryview) -> bytes:

@@ -140,11 +140,7 @@ class ZeroMQPublisher:
         Raises:
             SnapshotError: it is too large (the older one is then sent on and grows stale), or cannot be sent.
         """
-        try:
-            self.write(wire.encode(snapshot))
-        except SnapshotError as error:
-            error.instance_id = snapshot.instance_id
-            raise
+        wire.publish(snapshot, self.write)
 
     def write(self, data: bytes) -> None:
         """Send a snapshot that is encoded already (:mod:`headway.snapshot.wire`) to every subscriber. Never waits.
