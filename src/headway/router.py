@@ -92,6 +92,8 @@ class Router:
         bind: Callable[[FleetView], None] | None = getattr(policy, "bind", None)
         if bind is not None:
             bind(fleet)
+        self._choose: Callable[[Query, Sequence[Candidate], float], int | None] | None
+        self._choose = getattr(policy, "choose", None)
         self._policy_observe: Callable[[Outcome, float], None] | None = getattr(policy, "observe", None)
         self._charged: Callable[[tuple[Candidate, ...]], tuple[Candidate, ...]] | None
         self._charged = getattr(policy, "charged", None)
@@ -192,8 +194,7 @@ class Router:
         indices = choosable(candidates)
         if not indices:
             raise no_candidate(query, weighed, self._models)
-        choose: Callable[[Query, Sequence[Candidate], float], int | None] | None = getattr(self._policy, "choose", None)
-        chosen = None if choose is None else choose(query, candidates, now)
+        chosen = None if self._choose is None else self._choose(query, candidates, now)
         if chosen is None:
             chosen = smallest_ttft(indices, candidates)[0]
         best_effort = Release(query.id, candidates[chosen].instance_id, "its time in the queue is over")
@@ -267,11 +268,9 @@ class Router:
             refusal = no_candidate(query, weighed, self._models)
         chosen = None
         if refusal is None:
-            choose: Callable[[Query, Sequence[Candidate], float], int | None] | None
-            choose = getattr(self._policy, "choose", None)
-            if choose is None:
+            if self._choose is None:
                 refusal = RoutingError(f"policy {self._policy.name} holds queries and releases them from its queue")
-            elif (chosen := choose(query, candidates, now)) is None:
+            elif (chosen := self._choose(query, candidates, now)) is None:
                 refusal = NoInstanceError(f"policy {self._policy.name} chose none of {len(eligible)} instances")
         if chosen is not None and self._charged is not None and self._explaining:
             weighed = weighed._replace(candidates=self._charged(candidates))
