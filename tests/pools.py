@@ -119,3 +119,36 @@ def book(fleet: FleetView, request_id: str, instance_id: str, *, now: float = 0.
         priority=0,
         now=now,
     )
+
+
+def admitted(router: Router, *queries: Query, since_s: float = 0.0) -> list[tuple[Query, float]]:
+    """The queue of a holding policy: queries that the router admitted, held since ``since_s``."""
+    for one in queries:
+        router.admit(one, since_s)
+    return [(one, since_s) for one in queries]
+
+
+def release_all(router: Router, queue: list[tuple[Query, float]], now: float = 0.0) -> list[Decision]:
+    """Release, book, and again until nothing comes, as the gateway does."""
+    released: list[Decision] = []
+    while queue and (decisions := router.release(queue, now)):
+        for decision in decisions:
+            assert decision.candidate is not None
+            book(router.fleet, decision.query_id, decision.candidate.instance_id, now=now)
+        gone = {decision.query_id for decision in decisions}
+        queue[:] = [one for one in queue if one[0].id not in gone]
+        released += decisions
+    return released
+
+
+def count_estimates(router: Router) -> list[str]:
+    """The ids of the queries that are estimated from now on, as they come."""
+    asked: list[str] = []
+    estimate = router._estimator.estimate
+
+    def counting(one: Query, *rest: object) -> object:
+        asked.append(one.id)
+        return estimate(one, *rest)  # type: ignore[arg-type]
+
+    router._estimator.estimate = counting  # type: ignore[method-assign,assignment]
+    return asked

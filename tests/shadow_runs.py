@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from four_task_mix import MAX_ANSWER_TOKENS, four_task_mix
-from headway.engines.simulated import FinishReason, Generation, SimulatedEngine
+from headway.engines.simulated import Generation, SimulatedEngine
 from headway.fleet import FleetView
 from headway.profiles import load_profile, load_truth
 from headway.snapshot import wire
-from headway.types import EngineRequest, Instance, Snapshot
+from headway.types import EngineRequest, Instance
+from published import Published
 
 
-class ShadowRun:
+class ShadowRun(Published):
     """Queries of the four-task mix to one engine at ``load`` of its service rate.
 
     ``exact`` gives the engine the estimator's own step times, without noise. ``delay_s`` draws how long a request, a
@@ -66,7 +67,6 @@ class ShadowRun:
         self.shown = FleetView([instance])
         self.shadowed = FleetView([instance], shadowed=["e"])
         self.now_s = 999.0
-        self.newest = b""
         self.engine = SimulatedEngine(
             truth, seed=seed, instance_id="e", observer=self, sink=self, clock=lambda: self.now_s
         )
@@ -80,16 +80,6 @@ class ShadowRun:
         self._end_s: float | None = None
         for number, arrival_s in enumerate(arrivals_s):
             self.at(arrival_s, lambda number=number: self._arrive(number))
-
-    # ---- what an engine wants of its surroundings
-
-    def publish(self, snapshot: Snapshot) -> None:
-        self.newest = wire.encode(snapshot)
-
-    def first_token(self, ttft_s: float, queue_s: float) -> None: ...
-    def preempted(self, num_requests: int) -> None: ...
-    def step(self, prompt_tokens: int, output_tokens: int) -> None: ...
-    def finished(self, reason: FinishReason) -> None: ...
 
     # ---- the run
 

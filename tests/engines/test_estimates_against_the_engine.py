@@ -7,17 +7,18 @@ import pytest
 from numpy.typing import NDArray
 
 from four_task_mix import MAX_ANSWER_TOKENS, NAMES, four_task_mix
-from headway.engines.simulated import FinishReason, Generation, SimulatedEngine
+from headway.engines.simulated import Generation, SimulatedEngine
 from headway.fleet import FleetView
 from headway.profiles import load_profile, load_truth
 from headway.snapshot import wire
-from headway.types import EngineRequest, Instance, Snapshot
+from headway.types import EngineRequest, Instance
+from published import Published
 
 NUM_QUERIES = 1500
 LOAD = 0.7  # of the profile's service rate
 
 
-class Route:
+class Route(Published):
     """Queries of the four-task mix to one engine, each estimated on arrival as a router would, then sent."""
 
     def __init__(self, name: str, seed: int) -> None:
@@ -29,7 +30,6 @@ class Route:
         rate_per_s = LOAD * self.profile.calibration.service_rate_per_s
         self.arrivals_s = (1000 + np.cumsum(rng.exponential(1 / rate_per_s, NUM_QUERIES))).tolist()
         self.now_s = 999.0
-        self.newest = b""
         self.generations: list[Generation] = []
         self.open: dict[str, Generation] = {}
         profile = self.profile
@@ -41,14 +41,6 @@ class Route:
         self.engine = SimulatedEngine(
             load_truth(name), seed=seed, instance_id="e", observer=self, sink=self, clock=lambda: self.now_s
         )
-
-    def publish(self, snapshot: Snapshot) -> None:
-        self.newest = wire.encode(snapshot)
-
-    def first_token(self, ttft_s: float, queue_s: float) -> None: ...
-    def preempted(self, num_requests: int) -> None: ...
-    def step(self, prompt_tokens: int, output_tokens: int) -> None: ...
-    def finished(self, reason: FinishReason) -> None: ...
 
     def arrive(self, number: int) -> float:
         """Estimate and send the query of that number; the estimated TTFT."""

@@ -18,8 +18,8 @@ from headway.policy.bid_price import BidPricePolicy
 from headway.policy.registry import make_policy
 from headway.predict.prior import PriorPredictor
 from headway.router import Router
-from headway.types import Decision, EngineLimits, Instance, Outcome, Query
-from pools import FAST, LIMITS, MODELS, SLOW, book, instance, query, snapshot
+from headway.types import Decision, EngineLimits, Instance, Outcome
+from pools import FAST, LIMITS, MODELS, SLOW, admitted, instance, query, release_all, snapshot
 
 ONE_SLOT = replace(LIMITS, max_num_seqs=1)
 
@@ -44,25 +44,6 @@ def small(name: str, limits: EngineLimits = ONE_SLOT, model: str = "cheap") -> I
     return instance(name, model=model, limits=limits)
 
 
-def release(router: Router, queue: list[tuple[Query, float]], now: float = 0.0) -> list[Decision]:
-    """Release and book until nothing comes, as the gateway does."""
-    released: list[Decision] = []
-    while queue and (decisions := router.release(queue, now)):
-        for decision in decisions:
-            assert decision.candidate is not None
-            book(router.fleet, decision.query_id, decision.candidate.instance_id, now=now)
-        gone = {decision.query_id for decision in decisions}
-        queue[:] = [one for one in queue if one[0].id not in gone]
-        released += decisions
-    return released
-
-
-def held(router: Router, *queries: Query, since_s: float = 0.0) -> list[tuple[Query, float]]:
-    for one in queries:
-        router.admit(one, since_s)
-    return [(one, since_s) for one in queries]
-
-
 def places(decisions: list[Decision]) -> dict[str, str]:
     return {one.query_id: one.candidate.instance_id for one in decisions if one.candidate is not None}
 
@@ -79,27 +60,27 @@ def test_it_is_a_holding_policy_that_wants_no_estimates() -> None:
 def test_the_shortest_answers_take_the_slots_and_the_others_wait() -> None:
     """With two slots the two shortest predicted answers go, one to each; an end lets the next one go."""
     router, policy = router_of(small("a"), small("b"))
-    queue = held(router, *(query(name=f"q{number}", max_tokens=10 * (6 - number)) for number in range(5)))
-    first = release(router, queue)
+    queue = admitted(router, *(query(name=f"q{number}", max_tokens=10 * (6 - number)) for number in range(5)))
+    first = release_all(router, queue)
     assert set(places(first)) == {"q4", "q3"}
     assert set(places(first).values()) == {"a", "b"}
     assert "margin" in first[0].reason
     assert router.next_release_s(0.0) == pytest.approx(policy.period_s)
-    assert release(router, queue, 0.01) == []
+    assert release_all(router, queue, 0.01) == []
     router.observe(Outcome(query_id="q4", instance_id=places(first)["q4"], status="ok", ttft_s=0.1), 0.2)
-    assert list(places(release(router, queue, 0.2))) == ["q2"]
+    assert list(places(release_all(router, queue, 0.2))) == ["q2"]
     assert "no instance has room" in router.explain_held(*queue[0], 0.3).reason
 
 
 def test_a_cancelled_query_gives_its_place_back() -> None:
     """What was planned of a query is free once it is gone, by its outcome or because its booking is gone."""
     router, policy = router_of(small("a"), small("b"))
-    queue = held(router, *(query(name=f"q{number}") for number in range(4)))
-    first = release(router, queue)
+    queue = admitted(router, *(query(name=f"q{number}") for number in range(4)))
+    first = release_all(router, queue)
     router.observe(Outcome(query_id="q0", instance_id=places(first)["q0"], status="cancelled"), 0.1)
-    assert list(places(release(router, queue, 0.1))) == ["q2"]
+    assert list(places(release_all(router, queue, 0.1))) == ["q2"]
     router.fleet.release("q1", 0.2)
-    assert list(places(release(router, queue, 0.2))) == ["q3"]
+    assert list(places(release_all(router, queue, 0.2))) == ["q3"]
     assert set(policy.control.plan.requests()) == {"q2", "q3"}
 
 
@@ -107,9 +88,9 @@ def test_memory_is_planned_to_the_end_of_the_answer() -> None:
     """Two queries whose footprints overlap beyond the blocks do not run together, though there are slots."""
     limits = replace(LIMITS, num_blocks=101, max_model_len=1600)  # 1,600 tokens
     router, _ = router_of(small("a", limits))
-    queue = held(router, *(query(900, name=f"q{number}") for number in range(2)))  # 900 + 200 each
-    assert len(release(router, queue)) == 1
-    assert release(router, queue, 0.05) == []
+    queue = admitted(router, *(query(900, name=f"q{number}") for number in range(2)))  # 900 + 200 each
+    assert len(release_all(router, queue)) == 1
+    assert release_all(router, queue, 0.05) == []
 
 
 def test_a_query_that_can_never_run_by_plan_is_refused() -> None:
@@ -139,8 +120,8 @@ def test_capacity_is_the_engines_and_speeds_are_its_step_times() -> None:
 def test_hosted_instances_take_part() -> None:
     """An outside API has a bounded number of places and no memory that binds."""
     router, policy = router_of(Instance(id="api", model="dear"), small("a"))
-    queue = held(router, *(query(name=f"q{number}") for number in range(80)))
-    released = places(release(router, queue))
+    queue = admitted(router, *(query(name=f"q{number}") for number in range(80)))
+    released = places(release_all(router, queue))
     assert sum(place == "api" for place in released.values()) == 64
     assert policy.period_s > 0.0
 
@@ -148,25 +129,25 @@ def test_hosted_instances_take_part() -> None:
 def test_quality_weighs_where_it_is_asked_for() -> None:
     """With all weight on quality a lone query goes to the instance of larger utility."""
     router, _ = router_of(small("a"), small("b", model="dear"), quality=1.0, beta=0.0, gamma=0.0)
-    assert places(release(router, held(router, query(10, max_tokens=5)))) == {"q": "b"}
+    assert places(release_all(router, admitted(router, query(10, max_tokens=5)))) == {"q": "b"}
 
 
 def test_what_other_routers_sent_counts_as_taken() -> None:
     """An engine that shows requests which were not sent from here is as full as it shows."""
     router, _ = router_of(small("a"), small("b"))
     router.observe(replace(snapshot("a", 500, sequence=2), limits=ONE_SLOT), 0.0)
-    queue = held(router, *(query(name=f"q{number}") for number in range(2)))
-    assert set(places(release(router, queue)).values()) == {"b"}
+    queue = admitted(router, *(query(name=f"q{number}") for number in range(2)))
+    assert set(places(release_all(router, queue)).values()) == {"b"}
 
 
 def test_only_instances_that_may_be_chosen_are() -> None:
     """Unhealthy instances and those of other models get nothing; with none left a query is held with the reason."""
     router, _ = router_of(small("a"), small("b", model="dear"))
-    queue = held(router, query(name="q0", candidates=("dear",)), query(name="q1"))
+    queue = admitted(router, query(name="q0", candidates=("dear",)), query(name="q1"))
     router.fleet.set_health("a", False)
-    assert places(release(router, queue)) in ({"q0": "b"}, {"q1": "b"})
+    assert places(release_all(router, queue)) in ({"q0": "b"}, {"q1": "b"})
     router.fleet.set_health("b", False)
-    assert release(router, queue, 1.0) == []
+    assert release_all(router, queue, 1.0) == []
     assert "no instance can take it now" in router.explain_held(*queue[0], 1.0).reason
 
 
@@ -174,8 +155,8 @@ def test_a_wait_target_of_its_own_counts() -> None:
     """With weight on waits alone, a query that can still meet its own target goes before one that cannot."""
     router, _ = router_of(small("a"), zeta2=1.0, beta=0.0, gamma=0.0)
     late, fine = query(name="late", target_s=0.5), query(name="fine", target_s=60.0)
-    queue = held(router, late, fine)
-    assert list(places(release(router, queue, 5.0))) == ["fine"]
+    queue = admitted(router, late, fine)
+    assert list(places(release_all(router, queue, 5.0))) == ["fine"]
 
 
 @pytest.mark.parametrize(

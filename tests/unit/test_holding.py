@@ -15,8 +15,8 @@ from headway.policy.base import HeldQuery, HoldingPolicy, Policy, Release
 from headway.policy.registry import make_choosing_policy, make_policy
 from headway.predict.prior import PriorPredictor
 from headway.router import Router
-from headway.types import Decision, Outcome, Query
-from pools import LIMITS, MODELS, SLOW, book, instance, query, snapshot
+from headway.types import Decision, Outcome
+from pools import LIMITS, MODELS, SLOW, admitted, book, count_estimates, instance, query, release_all, snapshot
 
 ONE_SLOT = msgspec.structs.replace(LIMITS, max_num_seqs=1)
 
@@ -62,23 +62,18 @@ def central(name: str, *names: str) -> Router:
     return router_of(make_policy(name, rng=np.random.default_rng(0)), *names)
 
 
-def admitted(router: Router, *queries: Query) -> list[tuple[Query, float]]:
-    for one in queries:
-        router.admit(one, 0.0)
-    return [(one, 0.0) for one in queries]
-
-
-def release_all(router: Router, queue: list[tuple[Query, float]], now: float) -> list[Decision]:
-    """Release, book, and again until nothing comes, as the gateway does."""
-    released: list[Decision] = []
-    while queue and (decisions := router.release(queue, now)):
-        for decision in decisions:
-            assert decision.candidate is not None
-            book(router.fleet, decision.query_id, decision.candidate.instance_id, now=now)
-        gone = {decision.query_id for decision in decisions}
-        queue[:] = [one for one in queue if one[0].id not in gone]
-        released += decisions
-    return released
+def slow_and_behind(*waiting_tokens: int) -> Router:
+    """A bear that holds what is infeasible, over one slow instance with such prompts in its queue."""
+    router = Router(
+        fleet=FleetView([instance("a", step_time=SLOW)], stale_after_s=1e6),
+        models=MODELS,
+        policy=make_policy("bear", rng=np.random.default_rng(0)),
+        estimator=make_estimator("replay"),
+        predictor=PriorPredictor(MODELS),
+        on_infeasible="queue",
+    )
+    router.observe(snapshot("a", *waiting_tokens), 0.0)
+    return router
 
 
 def end(router: Router, query_id: str, instance_id: str, now: float) -> None:
@@ -217,16 +212,7 @@ def test_a_held_query_can_be_explained_and_sent_anyway() -> None:
 
 def test_an_infeasible_query_is_held_until_an_instance_is_in_time() -> None:
     """``on_infeasible: queue``: the choosing policy decides once a first token within the whole target is expected."""
-    slow = instance("a", step_time=SLOW)
-    router = Router(
-        fleet=FleetView([slow], stale_after_s=1e6),
-        models=MODELS,
-        policy=make_policy("bear", rng=np.random.default_rng(0)),
-        estimator=make_estimator("replay"),
-        predictor=PriorPredictor(MODELS),
-        on_infeasible="queue",
-    )
-    router.observe(snapshot("a", 30_000, 30_000), 0.0)
+    router = slow_and_behind(30_000, 30_000)
     assert router.holds
     queue = admitted(router, query(target_s=0.5))
     assert router.release(queue, 0.0) == []
@@ -249,14 +235,7 @@ def test_an_infeasible_query_is_held_until_an_instance_is_in_time() -> None:
 def test_estimates_are_made_only_for_who_is_looked_at() -> None:
     """A long queue costs an estimate per query that the policy judges, not per query that waits."""
     router = router_of(make_policy("bear", rng=np.random.default_rng(0)), "a", on_infeasible="queue")
-    asked: list[str] = []
-    estimate = router._estimator.estimate
-
-    def counting(one: Query, *rest: object) -> object:
-        asked.append(one.id)
-        return estimate(one, *rest)  # type: ignore[arg-type]
-
-    router._estimator.estimate = counting  # type: ignore[method-assign,assignment]
+    asked = count_estimates(router)
     queue = admitted(router, *(query(name=f"q{number}") for number in range(50)))
     router.release(queue, 0.0)
     assert set(asked) == {"q0"}
@@ -264,24 +243,8 @@ def test_estimates_are_made_only_for_who_is_looked_at() -> None:
 
 def test_a_long_queue_is_looked_at_in_turns() -> None:
     """Of a thousand infeasible queries 48 are judged per call, and every one of them before long."""
-    slow = instance("a", step_time=SLOW)
-    router = Router(
-        fleet=FleetView([slow], stale_after_s=1e6),
-        models=MODELS,
-        policy=make_policy("bear", rng=np.random.default_rng(0)),
-        estimator=make_estimator("replay"),
-        predictor=PriorPredictor(MODELS),
-        on_infeasible="queue",
-    )
-    router.observe(snapshot("a", *[30_000] * 8), 0.0)
-    asked: list[str] = []
-    estimate = router._estimator.estimate
-
-    def counting(one: Query, *rest: object) -> object:
-        asked.append(one.id)
-        return estimate(one, *rest)  # type: ignore[arg-type]
-
-    router._estimator.estimate = counting  # type: ignore[method-assign,assignment]
+    router = slow_and_behind(*[30_000] * 8)
+    asked = count_estimates(router)
     queue = admitted(router, *(query(name=f"q{number}", target_s=0.01) for number in range(1000)))
     assert router.release(queue, 0.0) == []
     assert len(asked) == 48
