@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
@@ -41,6 +41,7 @@ def play(
     return device, ended, joined
 
 
+@example([(3, 7, 18), (8, 30, 12), (20, 1, 1)], IterationTime(), 2, 65, True)  # one arrives as memory runs short
 @settings(max_examples=150, deadline=None)
 @given(REQUESTS, CLOCKS, st.integers(1, 4), st.integers(56, 120), st.booleans())
 def test_closed_forms_are_the_iterations(

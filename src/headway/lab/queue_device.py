@@ -97,6 +97,7 @@ class Device:
         self._iteration, self._time = 0, 0.0  # of the last boundary
         self._offset = 0  # footprint during the iteration after boundary i: offset + running·i
         self._prompt_tokens = 0  # that the next iteration computes
+        self._short_iteration = -1  # the last at whose boundary memory ran short: nothing joins there
         self._extra = int(spec.mixing)
 
     @property
@@ -138,7 +139,9 @@ class Device:
             if one is not None and one.joined == joined:
                 self._leave(one)
                 ended.append(Ended(time, request))
-        if not self._preempt():
+        if self._preempt():
+            self._short_iteration = self._iteration
+        if self._iteration != self._short_iteration:
             self.joins.extend(Joined(time, self._time_after(1), request) for request in self._join())
         self.next_event = self._find_next()
         return ended
