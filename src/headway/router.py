@@ -148,7 +148,7 @@ class Router:
         if predictions is None:
             predictions = self._predictor.predict(query)
         weighed = self._judge(query, predictions, None, self._no_estimates())
-        if not weighed.eligible and not any(one.verdict == "resting" for one in weighed.candidates):
+        if weighed.best_ttft_s is None and not any(one.verdict == "resting" for one in weighed.candidates):
             raise no_candidate(query, weighed, self._models)
         never_fits: Callable[[HeldQuery], str | None] | None = getattr(self._policy, "never_fits", None)
         why = None if never_fits is None else never_fits(HeldQuery(query, weighed.candidates, now))
@@ -260,9 +260,9 @@ class Router:
         target_s = query.ttft_target_s if query.ttft_target_s is not None else self._default_ttft_s
         self.fleet.age(now)
         weighed = self._judge(query, predictions, target_s, self._estimates(query, now))
-        candidates, eligible = weighed.candidates, weighed.eligible
+        candidates = weighed.candidates
         refusal: HeadwayError | None
-        if eligible:
+        if weighed.best_ttft_s is not None:
             refusal = rejection_of(weighed) if self._reject else None
         else:
             refusal = no_candidate(query, weighed, self._models)
@@ -271,7 +271,7 @@ class Router:
             if self._choose is None:
                 refusal = RoutingError(f"policy {self._policy.name} holds queries and releases them from its queue")
             elif (chosen := self._choose(query, candidates, now)) is None:
-                refusal = NoInstanceError(f"policy {self._policy.name} chose none of {len(eligible)} instances")
+                refusal = NoInstanceError(f"policy {self._policy.name} chose none of {len(weighed.eligible)} instances")
         if chosen is not None and self._charged is not None and self._explaining:
             weighed = weighed._replace(candidates=self._charged(candidates))
         reason = str(refusal) if chosen is None else self._reason(weighed, chosen)
@@ -300,13 +300,13 @@ class Router:
             places = [place for place in places if place.model in query.candidates]
             models = tuple(model for model in models if model in query.candidates)
         worths = worths_of(query, models, predictions, self._lambda_per_usd)
-        return Weighed(places, worths, judge(query, places, worths, estimates, target_s), target_s)
+        candidates, best_ttft_s = judge(query, places, worths, estimates, target_s)
+        return Weighed(places, worths, candidates, best_ttft_s, target_s)
 
     def _decision(
         self, query: Query, weighed: Weighed, chosen: int | None, reason: str, held_s: float | None = None
     ) -> Decision:
         candidates, target_s = weighed.candidates, weighed.target_s
-        times_s = [ttft_s_of(candidate) for candidate in candidates if candidate.verdict in CHOOSABLE]
         slo: Literal["met-expected", "infeasible", "none"] = "none"
         if target_s is not None:
             in_time = chosen is not None and candidates[chosen].verdict == "feasible"
@@ -320,7 +320,7 @@ class Router:
             reason=reason,
             slo=slo,
             ttft_target_s=target_s,
-            best_ttft_s=min(times_s) if times_s else None,
+            best_ttft_s=weighed.best_ttft_s,
             config_hash=self._config_hash,
             held_s=held_s,
         )

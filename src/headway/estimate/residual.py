@@ -46,7 +46,7 @@ class _Watched:
     """One instance: logarithms of its last ratios, in the order they came and in that of their size, and what they
     have led to. Both orders, because an outcome comes with every answer and must cost microseconds."""
 
-    __slots__ = ("_by_size", "_window", "correction", "logs", "num_since_lost", "trusted")
+    __slots__ = ("_by_size", "_window", "correction", "logs", "num_since_lost", "said", "trusted")
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -55,6 +55,7 @@ class _Watched:
         self.trusted = True
         self.num_since_lost = 0
         self.correction = 1.0
+        self.said: Residual | None = None  # since the last pair
 
     def add(self, log: float) -> None:
         """Take the newest in the place of the oldest."""
@@ -104,6 +105,7 @@ class ResidualGate:
         if math.isfinite(replayed_s) and replayed_s > 0 and observed_s > 0 and max(replayed_s, observed_s) >= FLOOR_S:
             watched.add(math.log(observed_s / replayed_s))
             self._judge(watched)
+            watched.said = None
         return self.residual(instance_id)
 
     def forget(self, instance_id: str) -> None:
@@ -115,9 +117,11 @@ class ResidualGate:
         watched = self._watched.get(instance_id)
         if watched is None:
             return Residual(None, 0, True)
-        num_pairs = len(watched.logs)
-        ratio = math.exp(watched.middle) if num_pairs >= self._min_pairs else None
-        return Residual(ratio, num_pairs, watched.trusted, watched.correction)
+        if watched.said is None:
+            num_pairs = len(watched.logs)
+            ratio = math.exp(watched.middle) if num_pairs >= self._min_pairs else None
+            watched.said = Residual(ratio, num_pairs, watched.trusted, watched.correction)
+        return watched.said
 
     def _judge(self, watched: _Watched) -> None:
         logs = watched.logs

@@ -21,11 +21,15 @@ _UNKNOWN_RETRY_S = 30.0
 
 
 class Weighed(NamedTuple):
-    """A query with every candidate's figures and verdict; ``places`` runs parallel to ``candidates``."""
+    """A query with every candidate's figures and verdict; ``places`` runs parallel to ``candidates``.
+
+    ``best_ttft_s`` is the smallest estimate among those that a policy may choose; None where it may choose none.
+    """
 
     places: Sequence[Place]
     worths: Mapping[str, Worth]
     candidates: tuple[Candidate, ...]
+    best_ttft_s: float | None
     target_s: float | None
 
     @property
@@ -58,9 +62,8 @@ def drain_time_s(weighed: Weighed) -> float:
 
 def rejection_of(weighed: Weighed) -> RejectedError | None:
     """The 429 of a query that no candidate is expected to answer in time; None where one is. Needs an eligible one."""
-    target_s = weighed.target_s
-    best_ttft_s = min([ttft_s_of(candidate) for candidate in weighed.eligible])
-    if target_s is None or best_ttft_s <= target_s:
+    target_s, best_ttft_s = weighed.target_s, weighed.best_ttft_s
+    if target_s is None or best_ttft_s is None or best_ttft_s <= target_s:
         return None
     retry_after_s = max(1.0, drain_time_s(weighed))
     best = "every instance is saturated" if math.isinf(best_ttft_s) else f"the best offers {milliseconds(best_ttft_s)}"

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from headway.fleet import InstanceView
 from headway.types import Candidate, Estimate, Instance, ModelCard, Prediction, Query, Verdict
 
@@ -25,7 +27,7 @@ class Place(NamedTuple):
     max_prompt_tokens: int
 
 
-class Worth(NamedTuple):
+class Worth(Struct, frozen=True, gc=False):
     """What one model makes of one query; the same on each of its instances. ``refused`` by quality floor or budget."""
 
     prompt_tokens: int
@@ -86,16 +88,19 @@ def judge(
     worths: Mapping[str, Worth],
     estimates: Sequence[Estimate],
     target_s: float | None,
-) -> tuple[Candidate, ...]:
+) -> tuple[tuple[Candidate, ...], float | None]:
     """Every place as a candidate, in order, with the first verdict that applies. Written for speed: no call per place.
+
+    Beside them the smallest estimated TTFT, seconds, of those that a policy may choose; None where it may choose none.
 
     Order: excluded, draining, unhealthy, resting, context, quality, budget, saturated, late, feasible. Without a target
     nothing is late. ``estimates`` are in fleet order.
     """
     excluded, limit_s, inf = query.excluded_instances, math.inf if target_s is None else target_s, math.inf
-    candidates = []
+    candidates, best_ttft_s = [], None
     for position, view, instance_id, model, longest in places:
-        prompt_tokens, quality, cost_usd, output_tokens, source, utility, refused = worths[model]
+        worth = worths[model]
+        prompt_tokens = worth.prompt_tokens
         estimate: Estimate | None = estimates[position]
         verdict: Verdict
         if instance_id in excluded:
@@ -108,24 +113,26 @@ def judge(
             verdict = "resting"
         elif prompt_tokens > longest:
             verdict, estimate = "context", None
-        elif refused is not None:
-            verdict = refused
+        elif worth.refused is not None:
+            verdict = worth.refused
         else:
             ttft_s = estimates[position].ttft_s
+            if best_ttft_s is None or ttft_s < best_ttft_s:
+                best_ttft_s = ttft_s
             verdict = "saturated" if ttft_s == inf else "late" if ttft_s > limit_s else "feasible"
         candidates.append(
             Candidate(
                 instance_id,
                 model,
                 verdict,
-                utility,
-                quality,
-                cost_usd,
-                output_tokens,
+                worth.utility,
+                worth.quality,
+                worth.cost_usd,
+                worth.output_tokens,
                 prompt_tokens,
-                source,
+                worth.source,
                 estimate,
                 view.num_outstanding,
             )
         )
-    return tuple(candidates)
+    return tuple(candidates), best_ttft_s
