@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway._core import batch_time_s
@@ -59,6 +59,7 @@ def test_a_fit_recovers_the_coefficients_of_its_own_form(form: StepTimeForm, see
 
 @pytest.mark.parametrize("form", FORMS)
 @given(SEEDS, st.floats(-12, 12))
+@example(131071, 1.0)  # two knees do equally well but for rounding
 @settings(max_examples=15, deadline=None)
 def test_a_fit_does_not_depend_on_the_unit_of_time(form: StepTimeForm, seed: int, exponent: float) -> None:
     """Times multiplied by a number give the same errors, and coefficients multiplied by it."""

@@ -25,6 +25,8 @@ MIN_STEPS: Final = 100
 #: A richer form must beat a plainer one by this much held-out MAPE: less is luck of the split.
 _TIE_MAPE: Final = 5e-4
 _NUM_KNEES: Final = 32
+#: Knees whose errors differ by less than this share are equal: rounding shall not choose between them.
+_TIE_LOSS: Final = 1e-9
 
 NonNegativeLeastSquares = Callable[[Column, Column], tuple[Column, float]]
 
@@ -120,8 +122,8 @@ def _best_knee(solve: NonNegativeLeastSquares, steps: StepTable) -> float:
     low, high = float(tokens.min()), float(tokens.max())
     grid = np.unique(np.round(np.geomspace(low, high, _NUM_KNEES)))
     while True:
-        losses = [_fit_weights(solve, "knee", steps, knee)[1] for knee in grid]
-        best = int(np.argmin(losses))
+        losses = np.array([_fit_weights(solve, "knee", steps, knee)[1] for knee in grid])
+        best = int(np.argmax(losses <= losses.min() * (1.0 + _TIE_LOSS)))
         left, right = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         if max(grid[best] - left, right - grid[best]) <= 1:
             return float(grid[best])
