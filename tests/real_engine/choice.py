@@ -1,8 +1,9 @@
 """Part ``choice``: two unlike real engines, and who meets more targets: the replay's choice or the usual rules.
 
 Both engines serve one model's name with one quality, so that only time decides. They are calibrated under load at once,
-as they will run, then the same recorded workload is sent under each policy in turn, three times over. One engine shares
-its core with gateway and client, so its clock is noisy; that is the same for every policy.
+as they will run, then the same recorded workload is sent under each policy in turn, three times over. The target is the
+median time to first token of a pilot under round robin with another seed, so that neither all nor none can be in time.
+One engine shares its core with gateway and client, so its clock is noisy; that is the same for every policy.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +23,7 @@ from headway.testing import pool, running_gateway
 from real_engine.calibrate import fit, rounds
 from real_engine.client import Answered, play
 from real_engine.instance import CLIENT_CORE, ENGINE_CORE, MODEL, Instance, instance
-from real_engine.workload import CONTEXT_TOKENS, capacity_per_s, lengths, workload
+from real_engine.workload import CONTEXT_TOKENS, Asked, capacity_per_s, workload
 from real_vllm_environment import ModelSize
 
 SEED: Final = 404
@@ -32,8 +34,6 @@ ENGINES: Final[dict[str, tuple[ModelSize, int]]] = {
     "slow": ("1024x12", ENGINE_CORE),
 }
 _LOAD: Final = 0.75
-#: The target, in times of what the slow engine takes for a prompt of mean length while idle.
-_TARGET: Final = 3.0
 _CALIBRATION_SHARE: Final = 0.25
 _TAIL_S: Final = 10.0
 
@@ -49,10 +49,19 @@ async def choice(directory: Path, *, minutes: float, say: Callable[[str], None])
         if not all(path.exists() for path in profiles.values()):
             say("calibrating both engines")
             await _calibrate(engines, directory, profiles, seconds=60.0 * minutes * _CALIBRATION_SHARE)
-        rate_per_s, target_s = _load_and_target(profiles)
-        seconds = 60.0 * minutes * (1 - _CALIBRATION_SHARE) / (REPEATS * len(POLICIES)) - _TAIL_S
+        rate_per_s = _rate_per_s(profiles)
+        seconds = 60.0 * minutes * (1 - _CALIBRATION_SHARE) / (1 + REPEATS * len(POLICIES)) - _TAIL_S
         num = max(round(rate_per_s * seconds), 20)
         os.sched_setaffinity(0, {CLIENT_CORE})
+        pilot = directory / "choice-pilot.json"
+        if not pilot.exists():
+            say(f"choice pilot: {num} requests at {rate_per_s:.2f}/s")
+            asked = workload("bursty", num=num, rate_per_s=rate_per_s, seed=SEED + 2)
+            answers = await _play(_config(engines, profiles, "round_robin"), asked, None, "pilot")
+            pilot.write_text(json.dumps([one.ttft_s for one in answers if one.ttft_s is not None]))
+            await asyncio.gather(*(engine.idle() for engine in engines.values()))
+        target_s = statistics.median(json.loads(pilot.read_text()))
+        asked = workload("bursty", num=num, rate_per_s=rate_per_s, seed=SEED)
         found: dict[str, list[float]] = {policy: [] for policy in POLICIES}
         for repeat in range(REPEATS):
             for policy in POLICIES[repeat:] + POLICIES[:repeat]:
@@ -60,7 +69,7 @@ async def choice(directory: Path, *, minutes: float, say: Callable[[str], None])
                 if not path.exists():
                     say(f"choice {policy} {repeat}: {num} requests at {rate_per_s:.2f}/s")
                     config = _config(engines, profiles, policy)
-                    answers = await _play(config, num, rate_per_s, target_s, f"{policy}-{repeat}")
+                    answers = await _play(config, asked, target_s, f"{policy}-{repeat}")
                     path.write_text(json.dumps(_scored(answers, target_s)))
                     await asyncio.gather(*(engine.idle() for engine in engines.values()))
                 found[policy].append(json.loads(path.read_text())["attainment"])
@@ -84,12 +93,9 @@ async def _calibrate(
         fit(log, profiles[name])
 
 
-def _load_and_target(profiles: dict[str, Path]) -> tuple[float, float]:
-    known = {name: load_profile(path) for name, path in profiles.items()}
-    rate_per_s = _LOAD * sum(capacity_per_s("poisson", one.limits, one.step_time) for one in known.values())
-    prompts = [prompt for prompt, _ in lengths("poisson", 1000, SEED + 2)]
-    target_s = _TARGET * sum(prompts) / len(prompts) / known["slow"].calibration.prefill_tokens_per_s
-    return rate_per_s, target_s
+def _rate_per_s(profiles: dict[str, Path]) -> float:
+    known = [load_profile(path) for path in profiles.values()]
+    return _LOAD * sum(capacity_per_s("poisson", one.limits, one.step_time) for one in known)
 
 
 def _config(engines: dict[str, Instance], profiles: dict[str, Path], policy: str) -> Config:
@@ -107,11 +113,10 @@ def _config(engines: dict[str, Instance], profiles: dict[str, Path], policy: str
     )  # fmt: skip
 
 
-async def _play(config: Config, num: int, rate_per_s: float, target_s: float, name: str) -> list[Answered]:
-    asked = workload("bursty", num=num, rate_per_s=rate_per_s, seed=SEED)
+async def _play(config: Config, asked: Sequence[Asked], target_s: float | None, name: str) -> list[Answered]:
     async with running_gateway(config) as running:
         await asyncio.sleep(0.5)
-        headers = {"x-slo-ttft-ms": f"{1e3 * target_s:.1f}"}
+        headers = {} if target_s is None else {"x-slo-ttft-ms": f"{1e3 * target_s:.1f}"}
         return await play(asked, f"{running.url}/v1", name=name, model=MODEL, seed=SEED, headers=headers)
 
 
