@@ -299,8 +299,8 @@ def _choice(part: dict[str, Any] | None) -> str:
     return f"""## The choice between two engines
 
 Two unlike engines ({part["engines"]}), the same recorded workload ({part["num_requests"]} requests at
-{part["rate_per_s"]:.2f}/s) under each policy, three times. The target of {part["target_s"]:.2f} s is the median of a pilot
-under round robin with another seed. Share of requests whose first token came in time; failures count as late:
+{part["rate_per_s"]:.2f}/s) under each policy, three times. The target of {part["target_s"]:.2f} s is the median of a
+pilot under round robin with another seed. Share of requests whose first token came in time; failures count as late:
 
 {_table(["policy", "first", "second", "third", "mean"], rows)}"""
 
