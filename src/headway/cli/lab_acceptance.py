@@ -30,7 +30,7 @@ def acceptance(
     json
         Print one JSON array of rows instead of a table.
     markdown
-        Print the rows as a Markdown table, as in docs/acceptance-rows.md.
+        Print the rows as a Markdown table, as in docs/acceptance.md.
     only
         Claims or rows to measure, separated by commas: A4,A7-all. All of them by default.
     quick

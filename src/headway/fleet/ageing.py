@@ -41,8 +41,11 @@ class Ageing:
             self._look_at_shadow(view, view.shadow, now)
             return had_engine != (view.engine is not None)
         if view.is_live and view.engine is not None and view.mirrored is not None:
-            view.aged_to_s = view.mirrored.mirror(view.engine, self.rule)
-            self.advance(view, now)
+            aged_to_s = view.mirrored.mirror(view.engine, self.rule)
+            if now > aged_to_s and self._is_on:  # as in advance(), without its question after a batch in flight
+                view.engine.advance((now - aged_to_s) / view.clock_scale)
+                aged_to_s = now
+            view.aged_to_s = aged_to_s
             return False
         if view.snapshot_is_new:
             self._rebuild(view, shown_s, now)
