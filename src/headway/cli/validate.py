@@ -94,6 +94,11 @@ def _warnings(config: Config) -> list[str]:
             found.append(f"instance {entry.id}: snapshots without a profile cannot be replayed")
     found.extend(_fallback_warnings(config))
     found.extend(_key_warnings(config))
+    if config.telemetry.traces is not None:
+        try:
+            import headway.gateway.tracing  # noqa: F401
+        except ImportError as error:
+            found.append(f"telemetry.traces: {error.name} is missing here: pip install 'headway[tracing]'")
     used = {entry.model for entry in config.instances}
     found.extend(f"model {model.name}: no instance serves it" for model in config.models if model.name not in used)
     return found

@@ -26,6 +26,8 @@ from headway.config.tree import (
     ShadowConfig,
     SnapshotSource,
     TaskPrior,
+    TelemetryConfig,
+    TracesConfig,
 )
 
 __all__ = [
@@ -48,6 +50,8 @@ __all__ = [
     "ShadowConfig",
     "SnapshotSource",
     "TaskPrior",
+    "TelemetryConfig",
+    "TracesConfig",
     "load_config",
     "parse_config",
 ]

@@ -29,6 +29,7 @@ from headway.config.tree import (
     ServerConfig,
     ShadowConfig,
     SnapshotSource,
+    TelemetryConfig,
 )
 from headway.policy.registry import POLICIES
 from headway.predict.tasks import TASK_TYPES
@@ -47,6 +48,7 @@ class _Document(Struct, frozen=True, kw_only=True):
     resilience: Resilience = Resilience()
     decisions: DecisionLogConfig = DecisionLogConfig()
     keys: KeysConfig | None = None
+    telemetry: TelemetryConfig = TelemetryConfig()
     server: ServerConfig = ServerConfig()
 
 
@@ -78,6 +80,7 @@ def parse_config(text: str, *, path: str = "<text>") -> Config:
         resilience=document.resilience,
         decisions=document.decisions,
         keys=document.keys,
+        telemetry=document.telemetry,
         server=document.server,
         path=path,
         config_hash=_hash(document),
@@ -88,6 +91,9 @@ def parse_config(text: str, *, path: str = "<text>") -> Config:
     _check_routing(config)
     _check_keys(config)
     _check_shadow(config)
+    if config.telemetry.traces is not None:
+        where = "telemetry.traces.otlp"
+        _check_url(config, where, config.telemetry.traces.otlp, "http://127.0.0.1:4318", "OTEL_EXPORTER_OTLP_HEADERS")
     return config
 
 
@@ -181,7 +187,10 @@ def _why_no_shadow(instance: InstanceConfig) -> str:
     return "needs a profile, which tells how long a step of the engine takes"
 
 
-def _check_url(config: Config, key: str, url: str) -> None:
+def _check_url(
+    config: Config, key: str, url: str, example: str = "http://127.0.0.1:8101/v1", secrets: str = "api_key"
+) -> None:
+    """``secrets`` is where credentials belong."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -189,9 +198,9 @@ def _check_url(config: Config, key: str, url: str) -> None:
         usable = False
         parts = urlsplit("")
     if not usable:
-        raise config.error(key, f"must be an http or https URL such as http://127.0.0.1:8101/v1, not {url!r}")
+        raise config.error(key, f"must be an http or https URL such as {example}, not {url!r}")
     if parts.query or parts.fragment or parts.username or parts.password:
-        raise config.error(key, "takes neither credentials nor a query; use api_key")
+        raise config.error(key, f"takes neither credentials nor a query; use {secrets}")
 
 
 def _check_routing(config: Config) -> None:

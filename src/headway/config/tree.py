@@ -7,6 +7,7 @@ A field here is a key there. The tree refuses to hold what is not built: a key o
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Meta, Struct, field
 
@@ -301,6 +302,28 @@ class KeysFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admin_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 
+class TracesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where OpenTelemetry spans go: a collector's address for OTLP over HTTP (``http://127.0.0.1:4318``).
+
+    ``sample`` is the share of requests that are traced where the client's ``traceparent`` does not say.
+    """
+
+    otlp: str
+    sample: Share = 1.0
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that spans are posted to: the usual path, unless the address has one of its own."""
+        parts = urlsplit(self.otlp)
+        return self.otlp if parts.path.strip("/") else urlunsplit(parts._replace(path="/v1/traces"))
+
+
+class TelemetryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is sent away of what the gateway sees; nothing, unless it is asked for."""
+
+    traces: TracesConfig | None = None
+
+
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The gateway's own socket and bounds. Port 0 takes any free one. ``log_prompts`` puts prompts into the log."""
 
@@ -325,6 +348,7 @@ class Config(Struct, frozen=True, kw_only=True):
     resilience: Resilience = Resilience()
     decisions: DecisionLogConfig = DecisionLogConfig()
     keys: KeysConfig | None = None
+    telemetry: TelemetryConfig = TelemetryConfig()
     server: ServerConfig = ServerConfig()
     path: str = ""
     config_hash: str = ""

@@ -27,6 +27,7 @@ from headway.types import Outcome, OutcomeStatus
 
 if TYPE_CHECKING:
     from headway.gateway.chat import Exchange
+    from headway.gateway.tracing import CallTrace
 
 Health = Literal["sound", "neutral", "failed", "unreachable"]
 
@@ -59,6 +60,8 @@ class Attempt:
         self.started_s: float | None = None
         self.first_token_s: float | None = None
         self.outcome: Outcome | None = None
+        self._number = number
+        self._trace: CallTrace | None = None
         self._status: OutcomeStatus = "error"
         self._health: Health = "neutral"
         self._allowed_s = self.gateway.config.resilience.first_byte_timeout_s
@@ -178,6 +181,8 @@ class Attempt:
         if self.started_s is not None:
             return
         self.started_s = self.gateway.clock()
+        if self.exchange.trace is not None:
+            self._trace = self.exchange.trace.call(self, self._number)
         candidate = self.candidate
         estimate, target_s = candidate.estimate, self.record.decision.ttft_target_s
         replayed = estimate if estimate is not None and estimate.raw_ttft_s is not None else None
@@ -220,6 +225,8 @@ class Attempt:
             cost_usd=cost_usd(self._card, prompt_tokens or 0, output_tokens) if began else None,
             http_status=self.relay.status,
         )
+        if self._trace is not None:
+            self._trace.end(self.outcome, unreachable=self._health == "unreachable")
         client, counted = self.exchange.client, usage is not None
         self.gateway.settle(self.record, self.request, self.outcome, now, client=client, counted=counted)
         if self._health == "sound":
@@ -239,6 +246,8 @@ class Attempt:
     def _first_token(self, now: float) -> None:
         self.first_token_s = now
         self.gateway.fleet.first_token_seen(self.ledger_id, now)
+        if self._trace is not None:
+            self._trace.first_token()
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
@@ -251,6 +260,8 @@ class Attempt:
             api_key=self.target.api_key,
             owns_credentials=self.target.hosted or self.gateway.keys.enforced,
         )
+        if self._trace is not None:
+            self._trace.inject(headers)
         expires_s = started_s + self._allowed_s
         if expires_s < exchange.deadline_s:
             exchange.guard.limit("first_byte", expires_s)

@@ -73,6 +73,7 @@ class Exchange:
         self._sent_s: float | None = None
         self._grant: Grant | None = None
         self._tokens, self._cost_usd = 0, 0.0  # over all attempts
+        self.trace = None if gateway.tracing is None else gateway.tracing.begin(self)
 
     async def run(self) -> None:
         """Serve the request. Raises nothing but a cancellation from outside."""
@@ -317,7 +318,7 @@ class Exchange:
 
     async def _refuse(self, error: HeadwayError) -> None:
         """Answer with an error: with its status, or as the last event of a stream that already began."""
-        self._error = row_of(error).code or type(error).__name__
+        self._error = (error.code if isinstance(error, RequestError) else row_of(error).code) or type(error).__name__
         if isinstance(error, (DrainingError, OverloadedError)):
             self.gateway.telemetry.rejected(self._error)
         elif isinstance(error, KeyLimitError):
@@ -367,10 +368,14 @@ class Exchange:
         gateway.decision_log.note(
             self._record, request, served, outcome, client=self.client, attempts=self._num_attempts
         )
+        if self.trace is not None:
+            self.trace.end(served, request, self._record, outcome,
+                           client=self.client, attempts=self._num_attempts, error=self._error)  # fmt: skip
         event(
             logging.INFO,
             "request",
             request_id=self.request_id,
+            trace=None if self.trace is None else self.trace.trace_id,
             client=self.client or None,
             operation=served.operation,
             model=served.requested_model,

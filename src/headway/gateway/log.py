@@ -37,11 +37,12 @@ def configure(level: str) -> None:
     """Send Headway's and the server's logs to standard error, one line of JSON each."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    for name in ("headway", "uvicorn.error"):
+    for name in ("headway", "uvicorn.error", "opentelemetry"):
         log = logging.getLogger(name)
         log.handlers = [handler]
         log.propagate = False
         log.setLevel(level.upper())
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every export that it will try again
     if logging.getLevelName(level.upper()) == logging.INFO:
         logging.getLogger("uvicorn.error").setLevel(
             logging.WARNING

@@ -78,7 +78,7 @@ class Reloader:
         for name in _AT_START_ONLY:
             if getattr(before.server, name) != getattr(config.server, name):
                 event(logging.WARNING, "needs_restart", key=f"server.{name}")
-        for name in ("feedback", "decisions"):
+        for name in ("feedback", "decisions", "telemetry"):
             if getattr(before, name) != getattr(config, name):
                 event(logging.WARNING, "needs_restart", key=name)
         return True

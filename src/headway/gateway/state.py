@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -36,6 +37,9 @@ from headway.gateway.token_ratio import TokenRatio
 from headway.gateway.upstream import Upstreams, resolve_targets
 from headway.policy.base import CHOOSABLE
 from headway.types import Decision, ModelCard, Outcome, Query
+
+if TYPE_CHECKING:
+    from headway.gateway.tracing import Tracing
 
 #: How long ``/readyz`` waits for the first snapshot of every instance that is to publish some, seconds.
 READY_GRACE_S = 10.0
@@ -80,6 +84,7 @@ class Gateway:
         self.telemetry.registry.register(PoolCollector(self))
         self.feedback = FeedbackBook(config, self.telemetry.registry, clock)
         self.decision_log = DecisionLog(config, self.telemetry.registry, seed=seed)
+        self.tracing = _tracing_of(config, self.telemetry)
         self.shadow: Shadow | None = None
         if config.shadow is not None:
             predictor = self.predictors.of_shadow(config, LivePredictor(self.router))
@@ -147,6 +152,8 @@ class Gateway:
         self.feeds.close()
         await self.feedback.close()
         await self.decision_log.close()
+        if self.tracing is not None:
+            await self.tracing.close()
 
     def reconfigure(self, config: Config) -> None:
         """Serve another configuration from now on. Streams of instances that are gone go on to their end.
@@ -349,6 +356,17 @@ def _aliases_of(config: Config) -> dict[str, tuple[str, ...] | None]:
     return {
         name: None if alias.candidates == "all" else tuple(alias.candidates) for name, alias in config.aliases.items()
     }
+
+
+def _tracing_of(config: Config, telemetry: Telemetry) -> Tracing | None:
+    """What makes spans, where they are asked for; nothing of OpenTelemetry is imported without."""
+    if config.telemetry.traces is None:
+        return None
+    try:
+        from headway.gateway.tracing import Tracing
+    except ImportError as error:
+        raise config.error("telemetry.traces", f"{error.name} is missing: pip install 'headway[tracing]'") from error
+    return Tracing(config.telemetry.traces, telemetry.registry)
 
 
 async def _every(interval_s: float, name: str, step: Callable[[], Awaitable[None]]) -> None:
