@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from headway.cli.bench_gateway import gateway
+from headway.cli.bench_predict import predict
 from headway.cli.bench_prices import prices
 from headway.errors import HeadwayError
 
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from headway.router import Router
     from headway.types import EngineLimits, EngineState, Prediction, Query, StepTime
 
-app = App(name="bench", help="Measure what the core, the gateway and the lab cost.")
+app = App(name="bench", help="Measure what the core, predictions, the gateway and the lab cost.")
 app.command(gateway)
+app.command(predict)
 app.command(prices)
 
 _CASES = ("light_256", "saturated_128_128", "saturated_256_768", "cached")

@@ -11,9 +11,9 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from headway.predict.artifact import Artifact
 from headway.predict.base import cost_usd
@@ -29,8 +29,8 @@ MAX_CACHED = 4096
 _DEFAULT = ModelPrior()
 
 
-class _Said(NamedTuple):
-    """What is kept of one model on one prompt, before ``max_tokens`` and prices."""
+class _Said(Struct, frozen=True, gc=False):
+    """What is kept of one model on one prompt, before ``max_tokens`` and prices. Nothing for a collector to look at."""
 
     quality: float
     output_tokens: float
@@ -92,12 +92,13 @@ class LearnedPredictor:
             prompt_tokens = query.prompt_tokens.get(name)
             if prompt_tokens is None:
                 raise ValueError(f"query.prompt_tokens of query {query.id!r} lacks model {name!r}")
-            quality, tokens, p90, source = said[name]
+            one = said[name]
+            tokens, p90 = one.output_tokens, one.p90_tokens
             if query.max_tokens is not None:
                 tokens = min(tokens, float(query.max_tokens))
                 p90 = None if p90 is None else min(p90, float(query.max_tokens))
             cost = cost_usd(card, prompt_tokens, tokens)
-            predictions[name] = Prediction(quality, tokens, cost, source, p90)
+            predictions[name] = Prediction(one.quality, tokens, cost, one.source, p90)
         return predictions
 
     def _said(self, prompt: Prompt) -> dict[str, _Said]:
