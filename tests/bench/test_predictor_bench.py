@@ -21,7 +21,7 @@ pytest.importorskip("lightgbm", reason="needs the extra 'learned'")
 
 @pytest.fixture(scope="module")
 def artifact() -> Artifact:
-    return training_artifact(40, Settings(num_folds=2, max_trees=8))
+    return training_artifact(40, Settings(num_folds=3, max_trees=8))
 
 
 def test_both_pools_are_measured(artifact: Artifact, tmp_path: Path) -> None:
