@@ -72,8 +72,8 @@ def evaluate(
     table = read_table(data, config)
     if artifact is not None:
         return _held_out(artifact, table, seed, json)
-    options = f"--folds {folds} " if folds else ""
-    command = f"headway evaluate {shlex.join(map(str, data))} {options}--seed {seed}"
+    pool = "" if config is None else f" --config {shlex.quote(str(config))}"
+    command = f"headway evaluate {shlex.join(map(str, data))}{pool}{_options(settings)}"
     card = _card(table, settings, title or ", ".join(path.name for path in data), command)
     if out is not None:
         from headway.train.card_page import write_card
@@ -94,7 +94,8 @@ def _card(table: EvaluationTable, settings: Settings, title: str, command: str, 
 def _published(names: list[str], settings: Settings, out: Path | None, json: bool) -> int:
     """One after the other, each card written as soon as it is made: together they take a quarter of an hour."""
     from headway.config.nodes import did_you_mean
-    from headway.train.card_page import index_page, write_card
+    from headway.train.card_index import index_page, read_cards, write_index
+    from headway.train.card_page import write_card
     from headway.train.published import PUBLISHED, data_directory
 
     chosen = list(PUBLISHED) if names in ([], ["all"]) else names
@@ -105,14 +106,22 @@ def _published(names: list[str], settings: Settings, out: Path | None, json: boo
     cards = {}
     for name in chosen:
         one = PUBLISHED[name]
-        command = f"headway evaluate --published {name} --seed {settings.seed} --out docs/predictors"
+        command = f"headway evaluate --published {name}{_options(settings)}"
         cards[name] = _card(one.table(directory), settings, one.title, command, one.notes)
         if out is not None:
             write_card(cards[name], out, name)
     _print(cards, json)
-    if out is not None and not json:
-        print(index_page(cards, f"headway evaluate --published {' '.join(names)} --seed {settings.seed} --out {out}"))
+    if out is not None:
+        command = f"headway evaluate --published all{_options(settings)} --out {out}"
+        page = write_index(out, index_page(read_cards(out, list(PUBLISHED)), command))
+        print(f"Wrote {len(cards)} cards and {page}.", file=sys.stderr)
     return 0
+
+
+def _options(settings: Settings) -> str:
+    """What must be said to have these settings again."""
+    folds = f" --folds {settings.num_folds}" if settings.num_folds else ""
+    return folds + (f" --seed {settings.seed}" if settings.seed else "")
 
 
 def _print(cards: dict[str, Card], json: bool) -> None:

@@ -80,8 +80,7 @@ def train(
     from headway.train.build import build_artifact, cross_validated_card
     from headway.train.card_page import as_markdown, rounded, write_card
 
-    options = [f"--{name} {value}" for name, value in (("folds", folds), ("seed", seed), ("trees", trees)) if value]
-    command = " ".join(["headway train", shlex.join(map(str, paths)), f"--out {target}", *options])
+    command = shlex.join(["headway", "train", *map(str, paths), "--out", str(target), *_options(settings, config)])
     with progress("train") as bar:
         told = (lambda *_: None) if bar is None else (lambda done, total: bar(done, total + 1, "folds"))
         made, material, calibration = cross_validated_card(
@@ -101,6 +100,15 @@ def train(
     since = "" if earlier is None else f" ({table.num_rows - earlier.data.num_rows:+,} since the one before)"
     print(f"Wrote {target}: generation {generation}, {table.num_rows:,} rows{since}.")
     return 0
+
+
+def _options(settings: Settings, config: Path | None) -> list[str]:
+    """What must be said to train with these settings again."""
+    usual = type(settings)()
+    told = {"folds": settings.num_folds, "seed": settings.seed, "trees": settings.max_trees}
+    plain = {"folds": usual.num_folds, "seed": usual.seed, "trees": usual.max_trees}
+    options = [part for name, value in told.items() if value != plain[name] for part in (f"--{name}", str(value))]
+    return options if config is None else ["--config", str(config), *options]
 
 
 def read_table(paths: Sequence[Path], config: Path | None) -> EvaluationTable:

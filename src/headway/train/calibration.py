@@ -59,9 +59,13 @@ def calibrate(
 
 def calibrate_quality(raw: Floats, target: Floats, fold: NDArray[np.intp]) -> QualityCalibration:
     """A slope towards each model's level, and an isotonic map after it where that lowers the squared error of folds it
-    was not fitted on. Where it does not, its steps only add noise to what is calibrated already."""
+    was not fitted on. Where it does not, or where there is but one fold, its steps only add noise to what is calibrated
+    already."""
+    folds = np.unique(fold)
+    if len(folds) < 2:
+        return _quality(raw, target, stepped=False)
     errors = {True: 0.0, False: 0.0}
-    for one in np.unique(fold):
+    for one in folds:
         here = fold == one
         for stepped in errors:
             said = _quality(raw[~here], target[~here], stepped).apply(raw[here])

@@ -18,7 +18,7 @@ from headway.train.crossvalidate import CrossValidation
 from headway.train.duplicates import Duplicates
 from headway.train.linear import label_means
 from headway.train.material import Material
-from headway.train.measures import Figure, Resamples, r2
+from headway.train.measures import Figure, Resamples, interval, pinball_loss, r2
 from headway.train.rivals import Predicted
 from headway.train.routing import RoutingPool, RoutingValue, choices, routing_pool, routing_value
 from headway.train.settings import Settings
@@ -30,7 +30,8 @@ NUM_RESAMPLES = 200
 
 class Card(Struct, frozen=True, kw_only=True):
     """The card. ``figures`` maps predictor and measure to a figure, ``above`` a rival and measure to how much larger
-    the measure is for the learned predictor; a measure is missing where nothing is known to measure it by."""
+    the measure is for the learned predictor; a measure is missing where nothing is known to measure it by.
+    ``p90_pinball_saved`` is how much smaller the loss of the 90 % quantile is than a constant one's, as a share."""
 
     title: str
     notes: list[str]
@@ -53,6 +54,7 @@ class Card(Struct, frozen=True, kw_only=True):
     strata: list[Stratum]
     quality_r2_within_task: float | None
     length_log_r2_within_task: float | None
+    p90_pinball_saved: Figure | None
     serves_quality: Kind
     serves_length: Kind
     why: str
@@ -117,6 +119,7 @@ def make_card(
         strata=make_strata(table, material, predictions, pool, seed=settings.seed),
         quality_r2_within_task=_within_task(material, material.quality, found.learned.quality),
         length_log_r2_within_task=_within_task(material, material.log_tokens, np.log1p(found.learned.p50_tokens)),
+        p90_pinball_saved=_pinball_saved(material.tokens, predictions, resamples),
         serves_quality=serves_quality,
         serves_length=serves_length,
         why=f"{why_quality} {why_length}",
@@ -160,6 +163,18 @@ def _prefer_length(above: Mapping[str, Figure]) -> tuple[Kind, str]:
 def _signed(figure: Figure) -> str:
     digits = 1 if abs(figure.value) >= 1 else 4
     return f"{figure.value:+.{digits}f} ({figure.low:+.{digits}f} to {figure.high:+.{digits}f})"
+
+
+def _pinball_saved(tokens: Floats, predictions: Mapping[str, Predicted], resamples: Resamples) -> Figure | None:
+    known = ~np.isnan(tokens)
+    said = [predictions[name].p90_tokens for name in ("learned", "constant")]
+    if not known.any() or any(np.isnan(one[known]).any() for one in said):
+        return None
+    ours, constant = (
+        np.array([pinball_loss(tokens, one), *resamples.values(pinball_loss, tokens, one)]) for one in said
+    )
+    saved = 1.0 - ours / np.maximum(constant, 1e-12)
+    return interval(float(saved[0]), saved[1:])
 
 
 def _within_task(material: Material, actual: Floats, said: Floats) -> float | None:

@@ -5,7 +5,7 @@ Figures stand with their intervals and the command that made them; what a predic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -118,6 +118,12 @@ def _lengths(card: Card) -> Sequence[str]:
         return ()
     within = card.length_log_r2_within_task
     note = "Errors and correlations are of the median, coverage and pinball loss of the 90 % quantile."
+    if card.p90_pinball_saved is not None:
+        saved = card.p90_pinball_saved
+        note += (
+            f" The pinball loss is {saved.value:.1%} ({saved.low:.1%} to {saved.high:.1%}) below that of one constant "
+            "quantile per model."
+        )
     if within is not None:
         note += f" Beyond each model's mean on each label, it explains {within:.3f} of the variance of the logarithm."
     return ("## Output length", _figures(card, list(LENGTH_MEASURES)), _above(card, list(LENGTH_MEASURES)), note)
@@ -128,7 +134,7 @@ def _figures(card: Card, measures: Sequence[str]) -> str:
         [_PREDICTORS[name], *(_shown(figures.get(measure), measure) for measure in measures)]
         for name, figures in card.figures.items()
     ]
-    return _table(["predictor", *(_COLUMNS[measure][0] for measure in measures)], rows)
+    return as_table(["predictor", *(_COLUMNS[measure][0] for measure in measures)], rows)
 
 
 def _above(card: Card, measures: Sequence[str]) -> str:
@@ -137,13 +143,16 @@ def _above(card: Card, measures: Sequence[str]) -> str:
         for name, figures in card.above.items()
     ]
     heads = [_COLUMNS[measure][0] for measure in measures]
-    return "Learned less the other, paired:\n\n" + _table(["other", *heads], rows)
+    return "Learned less the other, paired:\n\n" + as_table(["other", *heads], rows)
 
 
 def _shown(figure: Figure | None, measure: str, sign: str = "") -> str:
-    if figure is None:
-        return ""
-    spec = f"{sign}.{_COLUMNS[measure][1]}f"
+    return "" if figure is None else shown(figure, _COLUMNS[measure][1], sign)
+
+
+def shown(figure: Figure, decimals: int, sign: str = "") -> str:
+    """The value with its interval; with ``sign`` "+" a plus stands before what is above 0."""
+    spec = f"{sign}.{decimals}f"
     return f"{figure.value:{spec}} ({figure.low:{spec}} to {figure.high:{spec}})"
 
 
@@ -164,55 +173,35 @@ def _ways(value: RoutingValue) -> str:
     for name, title in _WAYS.items():
         if name in value.values:
             one, above = value.values[name], value.learned_above.get(name)
-            gain = "" if above is None else f"{above.value:+.4f} ({above.low:+.4f} to {above.high:+.4f})"
-            rows.append([title, f"{one.value:.4f} ({one.low:.4f} to {one.high:.4f})", gain])
-    return _table(["way to choose", "quality at matched cost", "learned above it"], rows)
+            rows.append([title, shown(one, 4), "" if above is None else shown(above, 4, "+")])
+    return as_table(["way to choose", "quality at matched cost", "learned above it"], rows)
 
 
 def _strata(card: Card) -> Sequence[str]:
     if not card.strata:
         return ()
     names = ("constant", "task_label", "task_recognised", "knn", "tfidf_ridge", "learned")
-    rows: list[list[str]] = []
+    errors: list[list[str]] = []
+    gains: list[list[str]] = []
     for one in card.strata:
-        gain = one.routing_above_task_recognised
-        errors = [f"{one.squared_error[name]:.4f}" if name in one.squared_error else "" for name in names]
-        shown = "" if gain is None else f"{gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})"
-        rows.append([f"{one.by}: {one.name}", f"{one.num_prompts:,}", f"{one.mean_quality:.3f}", *errors, shown])
+        third = f"{one.by}: {one.name}"
+        squares = [f"{one.squared_error[name]:.4f}" if name in one.squared_error else "" for name in names]
+        errors.append([third, f"{one.num_prompts:,}", f"{one.mean_quality:.3f}", *squares])
+        gains.append([third, *(shown(gain, 4, "+") for gain in one.routing_above.values())])
     heads = ["third", "prompts", "mean quality", *(name.replace("_", " ") for name in names)]
     head = (
-        "## By length and difficulty\n\nMean squared error of quality, and routing value of learned above the task "
-        "label told from the prompt. Difficulty is a prompt's mean quality over the models."
+        "## By length and difficulty\n\nMean squared error of quality by thirds of the prompts. Difficulty is a "
+        "prompt's mean quality over the models."
     )
-    return (head, _table([*heads, "routing, learned above"], rows))
+    if not card.strata[0].routing_above:
+        return (head, as_table(heads, errors))
+    ways = [_WAYS[name] for name in card.strata[0].routing_above]
+    intro = "Routing value of **learned** on each third, less that of:"
+    return (head, as_table(heads, errors), intro, as_table(["third", *ways], gains))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def as_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; columns without any entry are left out."""
     kept = [column for column in range(len(heads)) if column == 0 or any(row[column] for row in rows)]
     lines = [[heads[column] for column in kept], ["---"] * len(kept), *([row[c] for c in kept] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def index_page(cards: Mapping[str, Card], command: str) -> str:
-    """A page that leads to the cards, with the figures of the learned predictor that matter most."""
-    rows = []
-    for name, card in cards.items():
-        learned, above = card.figures["learned"], card.above
-        best = [figures["r2"].value for figures in above.values() if "r2" in figures]
-        gain = None if card.routing is None else card.routing.learned_above["task_recognised"]
-        rows.append(
-            [
-                f"[{card.title}]({name}.md)",
-                _shown(learned.get("r2"), "r2"),
-                f"{min(best):+.4f}" if best else "",
-                "" if gain is None else f"{gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
-                _shown(learned.get("length_rank_correlation"), "length_rank_correlation"),
-                _shown(learned.get("p90_coverage"), "p90_coverage"),
-                f"{card.serves_quality}, {card.serves_length}",
-            ]
-        )
-    heads = [
-        "data", "quality R²", "over the best other", "routing above the task label", "length rank correlation",
-        "p90 covers", "serves (quality, length)",
-    ]  # fmt: skip
-    return f"```console\n$ {command}\n```\n\n{_table(heads, rows)}\n"

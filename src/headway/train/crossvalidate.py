@@ -12,8 +12,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from headway.errors import DatasetError
 from headway.train.calibration import Calibration, calibrate
-from headway.train.fit import fit
+from headway.train.fit import MIN_ROWS, fit
 from headway.train.folds import grouped_folds
 from headway.train.heads import Objective
 from headway.train.material import Material
@@ -44,7 +45,7 @@ def cross_validate(
     """Over the folds of ``settings.seed``; ``on_fold`` hears of each before it starts.
 
     Raises:
-        DatasetError: fewer unlike prompts than folds.
+        DatasetError: fewer unlike prompts than folds, or too few answers to grow trees on.
     """
     shape = material.quality.shape
     folds = grouped_folds(material.group, settings.folds_for(shape[0]), settings.seed)
@@ -64,6 +65,9 @@ def cross_validate(
         for name, said in rivals(train, asked, fitted, texts=words, settings=settings).items():
             found[name].put(test, said)
         hits += int((fitted.linear.scores(asked.features).labels.argmax(axis=1) == asked.label).sum())
+    raw = {head: values for head, values in raw.items() if not np.isnan(values).any()}  # grown in every fold
+    if not raw:
+        raise DatasetError(f"hold too few answers: without a fold, at least {MIN_ROWS} of them must remain to train on")
     learned = Predicted.unknown(shape)
     for number, test in enumerate(folds):
         others = fold_of != number

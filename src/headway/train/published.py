@@ -271,7 +271,8 @@ PUBLISHED: dict[str, PublishedSet] = {
             title="RouteLLM, MMLU and GSM8K, two models",
             notes=(
                 "15,361 rows hold 15,256 distinct prompts; equal prompts share a fold.",
-                "Output tokens are known for GSM8K only; elsewhere cost counts the prompt.",
+                "Output tokens are known for GSM8K only; elsewhere cost counts the prompt, and a prompt whose nearest "
+                "neighbours are of MMLU has none to tell lengths by, so that rival is not measured on lengths.",
             ),
             rows=_routellm,
             facts=_routellm_facts,

@@ -18,6 +18,8 @@ from headway.train.routing import RoutingPool, choices, routing_value
 from headway.train.table import EvaluationTable
 
 _NUM_RESAMPLES = 100
+#: Ways to choose that routing by the learned predictor is compared with on each third.
+COMPARED = ("task_recognised", "best_single_model", "random_two_model_hull", "oracle")
 _BY_LENGTH, _BY_DIFFICULTY = ("short", "middle", "long"), ("hard", "middle", "easy")
 
 
@@ -30,7 +32,7 @@ class Stratum(Struct, frozen=True, kw_only=True):
     num_prompts: int
     mean_quality: float
     squared_error: dict[str, float]
-    routing_above_task_recognised: Figure | None
+    routing_above: dict[str, Figure]
 
 
 def make_strata(
@@ -64,17 +66,17 @@ def make_strata(
                 rival: float(np.nanmean(np.square(material.quality[prompts] - one.quality[prompts])))
                 for rival, one in predictions.items()
             },
-            routing_above_task_recognised=None if pool is None else _routing(pool.take(prompts), predictions, seed),
+            routing_above={} if pool is None else _routing(pool.take(prompts), predictions, seed),
         )
         for by, name, prompts in thirds
     ]
 
 
-def _routing(pool: RoutingPool, predictions: Mapping[str, Predicted], seed: int) -> Figure | None:
+def _routing(pool: RoutingPool, predictions: Mapping[str, Predicted], seed: int) -> dict[str, Figure]:
     num_prompts = len(pool.prompts)
     if num_prompts < 2:
-        return None
+        return {}
     counts = Resamples(np.arange(num_prompts, dtype=np.intp), _NUM_RESAMPLES, seed).counts(num_prompts)
     named = [str(column) for column in pool.columns]
     value = routing_value(pool, named, choices(pool, predictions), counts)
-    return value.learned_above["task_recognised"]
+    return {name: value.learned_above[name] for name in COMPARED}
