@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 import socket
 import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from aiohttp import web
 
 from gateway_clients import CHAT, RawClient, chat, metrics, pool_of, until
-from headway.config import parse_config
+from headway.config import load_config, parse_config
 from headway.errors import ConfigError
 from headway.gateway.state import Gateway
 from headway.testing import FakeUpstream, Reply, pool, running_gateway
@@ -327,6 +332,48 @@ async def test_exported_spans_are_counted_and_logged_requests_name_their_trace(
     (line,) = [record for record in caplog.records if record.getMessage() == "request"]
     assert line.fields["trace"] == collector.root.trace  # type: ignore[attr-defined]
     assert 'headway_trace_spans_total{result="exported"} 2.0' in text
+
+
+async def test_a_gateway_that_is_told_to_end_sends_its_last_spans(
+    session: aiohttp.ClientSession, collector: Collector, tmp_path: Path
+) -> None:
+    """SIGTERM right after an answer: its spans arrive; what the collector refuses is in the log, as JSON too."""
+    collector.status = 400
+    async with FakeUpstream() as upstream:
+        path = tmp_path / "pool.yaml"
+        instances = [{"id": "a", "model": "m", "api_base": upstream.url}]
+        document = {"models": [{"name": "m"}], "instances": instances, "telemetry": collector.telemetry}
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "headway", "serve", str(path), "--port", "0", stdout=PIPE, stderr=PIPE
+        )
+        try:
+            assert process.stdout is not None
+            address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
+            async with session.post(address + CHAT, json=chat()) as response:
+                await response.read()
+            process.send_signal(signal.SIGTERM)
+            _, log = await asyncio.wait_for(process.communicate(), 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+    assert process.returncode == 0
+    assert [span.name for span in collector.spans] == ["chat m", f"POST {CHAT}"]
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert len([name for name in events if name.startswith("Failed to export")]) == 1
+
+
+async def test_traces_change_with_a_restart_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A reload that turns them on says that it did not."""
+    path = tmp_path / "pool.yaml"
+    path.write_text(POOL.partition("telemetry")[0] + "server: {port: 0}\n", encoding="utf-8")
+    with caplog.at_level("WARNING", "headway"):
+        async with running_gateway(load_config(path)) as gateway:
+            path.write_text(POOL % 'otlp: "http://127.0.0.1:9"' + "server: {port: 0}\n", encoding="utf-8")
+            assert gateway.gateway.reloader.reload("test")
+            assert gateway.gateway.tracing is None
+    found = [record.fields for record in caplog.records if record.getMessage() == "needs_restart"]  # type: ignore[attr-defined]
+    assert [fields["key"] for fields in found] == ["telemetry"]
 
 
 async def test_without_traces_a_clients_trace_passes_untouched(session: aiohttp.ClientSession) -> None:
