@@ -19,6 +19,8 @@ def demo(
     seconds: float = 18.0,
     policies: str = "bear,round_robin,shortest_queue,latency_agnostic",
     seed: int = 0,
+    predictor: Path | None = None,
+    rows: Path | None = None,
     json: bool = False,
 ) -> None:
     """Route one workload under several policies and compare them.
@@ -40,6 +42,10 @@ def demo(
         Names of policies, separated by commas, in the order to run them.
     seed
         Seed of prompts, arrivals, targets, answers and engine noise.
+    predictor
+        A trained artifact for the gateway to predict by. Without: what an operator knows of each model on each task.
+    rows
+        Play nothing; write what each model would answer to these queries to this file, for headway train.
     json
         Print the figures as JSON, and nothing else.
     """
@@ -50,6 +56,7 @@ def demo(
     import msgspec
     import uvloop
 
+    from headway.demo.predictor import load_trained, write_answers
     from headway.demo.run import check_policies, run_demo
     from headway.demo.show import introduce, progress_on, show_report
     from headway.demo.workload import WorkloadSpec, build_workload
@@ -57,11 +64,15 @@ def demo(
     names = [name.strip() for name in policies.split(",") if name.strip()]
     check_policies(names)
     workload = build_workload(WorkloadSpec(qps=qps, seconds=seconds, seed=seed, prompts=prompts, trace=trace))
+    if rows is not None:
+        print(f"Wrote {write_answers(workload, rows):,} rows of {len(workload.queries):,} queries to {rows}.")
+        return
+    trained = None if predictor is None else load_trained(predictor, workload)
     if not json:
-        print(introduce(workload.summary, names), flush=True)
+        print(introduce(workload.summary, names, trained), flush=True)
     # uvloop wakes within a fraction of a millisecond, asyncio's own loop within one or two: TTFT is the measurement.
     with progress_on(sys.stderr) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        report = runner.run(run_demo(workload, names, progress))
+        report = runner.run(run_demo(workload, names, progress, trained))
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
         return
@@ -70,5 +81,7 @@ def demo(
         command += ["--prompts", *map(str, prompts)]
     if trace:
         command += ["--trace", str(trace)]
+    if predictor:
+        command += ["--predictor", str(predictor)]
     command += ["--qps", f"{qps:g}", "--seconds", f"{seconds:g}", "--policies", ",".join(names), "--seed", str(seed)]
     show_report(report, shlex.join(command), sys.stdout)

@@ -7,6 +7,7 @@ It refuses to tell the gateway anything of a single query: no draw of ``truth`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import yaml
 from msgspec import Struct
@@ -105,8 +106,11 @@ class RunningEngine(Struct, frozen=True):
     segment: str
 
 
-def gateway_config(policy: str, engines: Mapping[str, RunningEngine]) -> str:
-    """The YAML configuration of a gateway in front of ``engines`` (by model name), routing by ``policy``."""
+def gateway_config(policy: str, engines: Mapping[str, RunningEngine], predictor: Path | None = None) -> str:
+    """The YAML configuration of a gateway in front of ``engines`` (by model name), routing by ``policy``.
+
+    ``predictor`` is a trained artifact; without one the priors speak.
+    """
     models = [
         {
             "name": model.name,
@@ -131,11 +135,12 @@ def gateway_config(policy: str, engines: Mapping[str, RunningEngine]) -> str:
         }
         for model in POOL
     ]
+    said_by = "prior" if predictor is None else str(predictor.resolve())
     config = {
         "models": models,
         "instances": instances,
         "aliases": {"auto": {"candidates": "all"}},
-        "routing": {"policy": policy, "lambda_per_musd": LAMBDA_PER_MUSD, "predictor": "prior"},
+        "routing": {"policy": policy, "lambda_per_musd": LAMBDA_PER_MUSD, "predictor": said_by},
         # A late answer has to show as late: nothing here may turn it into a failure or send it twice.
         "resilience": {"deadline_s": 600, "attempts": 1, "first_byte_timeout_s": 600, "idle_timeout_s": 600},
         "server": {"host": "127.0.0.1", "port": 0, "drain_s": 1},

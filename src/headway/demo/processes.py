@@ -111,8 +111,10 @@ class Child:
 
 
 @contextlib.asynccontextmanager
-async def running_pool(policy: str, seed: int) -> AsyncIterator[RunningPool]:
+async def running_pool(policy: str, seed: int, predictor: Path | None = None) -> AsyncIterator[RunningPool]:
     """Three fresh engines and a gateway that routes by ``policy``, ready; all gone again on leaving.
+
+    ``predictor`` is a trained artifact for the gateway to predict by.
 
     Raises:
         HeadwayError: a process did not start.
@@ -127,7 +129,7 @@ async def running_pool(policy: str, seed: int) -> AsyncIterator[RunningPool]:
         engines = {model.name: RunningEngine(url, segments[model.name]) for model, url in zip(POOL, urls, strict=True)}
         with TemporaryDirectory(prefix=f"headway-demo-{os.getpid()}-") as directory:
             path = Path(directory) / "gateway.yaml"
-            path.write_text(gateway_config(policy, engines), encoding="utf-8")
+            path.write_text(gateway_config(policy, engines, predictor), encoding="utf-8")
             children.append(await _start("gateway", ("serve", str(path))))
             yield RunningPool(await children[-1].url(), children)
     finally:

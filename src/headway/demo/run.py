@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from headway.demo.load_client import play
 from headway.demo.pool import INSTANCES, PRICES
+from headway.demo.predictor import TrainedPredictor
 from headway.demo.processes import RunningPool, running_pool
 from headway.demo.score import PolicyScore, Served, score
 from headway.demo.workload import Workload, WorkloadSummary
@@ -27,10 +28,15 @@ PATIENCE_S = 120.0
 
 
 class DemoReport(Struct, frozen=True):
-    """What was played, and the figures of each policy in the order they were asked for."""
+    """What was played, and the figures of each policy in the order they were asked for.
+
+    ``predictor`` is the name of a trained artifact's file; ``cold_models`` are those it does not know.
+    """
 
     workload: WorkloadSummary
     policies: list[PolicyScore]
+    predictor: str = "prior"
+    cold_models: tuple[str, ...] = ()
 
 
 class Progress(Protocol):
@@ -61,7 +67,9 @@ def check_policies(names: Sequence[str]) -> None:
         raise ConfigError("names a policy twice", key="--policies")
 
 
-async def run_demo(workload: Workload, policies: Sequence[str], progress: Progress) -> DemoReport:
+async def run_demo(
+    workload: Workload, policies: Sequence[str], progress: Progress, predictor: TrainedPredictor | None = None
+) -> DemoReport:
     """Play ``workload`` under each of ``policies``. A signal to end stops everything that was started first.
 
     Raises:
@@ -69,14 +77,17 @@ async def run_demo(workload: Workload, policies: Sequence[str], progress: Progre
         HeadwayError: a process did not start, or died during the run.
     """
     check_policies(policies)
+    path = None if predictor is None else predictor.path
     scores = []
     with _ending_signals_cancel():
         for number, policy in enumerate(policies):
             progress.starting(policy, number, len(policies), len(workload.queries))
-            async with running_pool(policy, workload.summary.seed) as pool:
+            async with running_pool(policy, workload.summary.seed, path) as pool:
                 served = await _play_while_alive(workload, pool, progress)
             scores.append(score(policy, workload.queries, served, prices=PRICES, instances=INSTANCES))
-    return DemoReport(workload.summary, scores)
+    if predictor is None:
+        return DemoReport(workload.summary, scores)
+    return DemoReport(workload.summary, scores, predictor.path.name, predictor.cold_models)
 
 
 async def _play_while_alive(workload: Workload, pool: RunningPool, progress: Progress) -> list[Served]:

@@ -16,6 +16,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from headway.demo.pool import INSTANCES
+from headway.demo.predictor import TrainedPredictor
 from headway.demo.run import DemoReport
 from headway.demo.score import PolicyScore, Served
 from headway.demo.workload import WorkloadSummary
@@ -99,14 +100,15 @@ def progress_on(stream: TextIO) -> TerminalProgress | Silence:
     return TerminalProgress(Console(file=stream)) if stream.isatty() else Silence()
 
 
-def introduce(summary: WorkloadSummary, policies: Sequence[str]) -> str:
-    """What is about to happen, in two lines."""
+def introduce(summary: WorkloadSummary, policies: Sequence[str], predictor: TrainedPredictor | None = None) -> str:
+    """What is about to happen, in a few lines."""
     kinds = "one kind" if len(summary.tasks) == 1 else f"{len(summary.tasks)} kinds"
     turns = "one policy" if len(policies) == 1 else f"{len(policies)} policies in turn"
     return (
         f"Three simulated engines (Qwen3 0.6B, 8B and 32B on H100s) behind one gateway.\n"
         f"{summary.num_queries} queries of {kinds}, {summary.qps:g} per second, each with a target for its first\n"
         f"token, under {turns}. Everything runs on this machine."
+        + ("" if predictor is None else f"\n{predictor.description}")
     )
 
 
