@@ -1,6 +1,7 @@
 # One set of commands for people, hooks and CI. Needs: make, git, Python >= 3.11 with venv, a C++20 compiler.
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/*)
@@ -31,8 +32,8 @@ build: $(VENV)/.built  ## set up the environment and compile the core
 demo: $(VENV)/.built  ## run the main job: a mixed pool, four policies, one table
 	$(BIN)/headway demo
 
-test: $(VENV)/.dev  ## run the tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## run the tests, in two processes (WORKERS=2)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev  ## check style and the import contracts
 	$(BIN)/ruff check src tests

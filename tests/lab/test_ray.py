@@ -26,7 +26,8 @@ def test_a_local_ray_gives_the_same_bytes(tmp_path: Path) -> None:
         on_ray = run(parse_scenario(SCENARIO), tmp_path / "ray", backend="ray")
     finally:
         ray.shutdown()
-    run(parse_scenario(SCENARIO), tmp_path / "here", jobs=1)
-    assert on_ray.num_played == 4
+    here = run(parse_scenario(SCENARIO), tmp_path / "here", jobs=1)
+    assert on_ray == here
+    assert here.num_played > 0
     kept = [sorted((tmp_path / name / "results.jsonl").read_bytes().splitlines()) for name in ("ray", "here")]
     assert kept[0] == kept[1]
