@@ -13,9 +13,11 @@ import msgspec
 from msgspec import Struct
 
 from headway.errors import DatasetError
+from headway.predict.artifact import Kind
 from headway.train.card import Card
 from headway.train.card_page import as_table, shown
 from headway.train.measures import Figure
+from headway.train.routing import RoutingValue
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 #: Whom the quality of the trees must beat.
@@ -89,8 +91,8 @@ def index_page(cards: Mapping[str, Card], command: str) -> str:
     """The figures of the learned predictor that matter most, and a row per threshold."""
     rows = [_summary(name, card) for name, card in cards.items()]
     heads = [
-        "data", "quality R²", "of the task label", "routing value", "above the task label as told", "length log R²",
-        "serves (quality, length)",
+        "data", "quality R²", "of the task label", "length log R²", "routing value", "above the task label as told",
+        "serves (quality, length)", "which makes of the oracle's lead",
     ]  # fmt: skip
     judged = {name: verdicts(card) for name, card in cards.items()}
     thresholds = dict.fromkeys(text for one in judged.values() for text in one)
@@ -114,11 +116,19 @@ def _summary(name: str, card: Card) -> list[str]:
         f"[{card.title}]({name}.md)",
         cell(learned.get("r2"), 3),
         cell(card.figures["task_label"].get("r2"), 3),
+        cell(learned.get("length_log_r2"), 3),
         "" if routing is None else cell(routing.values["learned"], 3),
         "" if routing is None else cell(routing.learned_above["task_recognised"], 4, "+"),
-        cell(learned.get("length_log_r2"), 3),
         f"{card.serves_quality}, {card.serves_length}",
+        "" if routing is None else _of_the_lead(routing, card.serves_quality),
     ]
+
+
+def _of_the_lead(routing: RoutingValue, serves: Kind) -> str:
+    """How much of what an oracle is above two models mixed at random the predictor that serves is above them."""
+    way = {"task_label": "task_recognised", "constant": "random_two_model_hull"}.get(serves, serves)
+    served, hull, oracle = (routing.values[name].value for name in (way, "random_two_model_hull", "oracle"))
+    return f"{(served - hull) / max(oracle - hull, 1e-12):.0%}"
 
 
 def write_index(directory: Path, block: str) -> Path:

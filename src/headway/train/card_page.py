@@ -19,6 +19,8 @@ from headway.train.routing import RoutingValue
 #: Heading and decimals of each measure.
 _COLUMNS: dict[str, tuple[str, int]] = {
     "r2": ("R²", 4),
+    "r2_shared": ("R², how hard for all", 4),
+    "r2_apart": ("R², how hard for whom", 4),
     "auc": ("AUC", 3),
     "calibration_error": ("calibration error", 3),
     "length_log_r2": ("log R²", 3),
@@ -107,9 +109,12 @@ def _quality(card: Card) -> Sequence[str]:
     if "r2" not in card.figures["learned"]:
         return ()
     within = card.quality_r2_within_task
-    note = ""
+    note = (
+        "*How hard for all* is a prompt's mean over the models, *for whom* what is left beyond it, which alone tells a "
+        "router whom to choose."
+    )
     if within is not None:
-        note = f"Beyond each model's mean on each label, the learned predictor explains {within:.3f} of the variance."
+        note += f" Beyond each model's mean on each label, the learned predictor explains {within:.3f} of the variance."
     return ("## Quality", _figures(card, list(QUALITY_MEASURES)), _above(card, list(QUALITY_MEASURES)), note)
 
 

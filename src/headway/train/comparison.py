@@ -21,13 +21,21 @@ from headway.train.measures import (
     mean_absolute_error,
     pinball_loss,
     r2,
+    r2_apart,
+    r2_shared,
     rank_correlation,
 )
 from headway.train.rivals import Predicted
 from headway.train.table import Floats
 
 #: Measures of quality by name, and of lengths with what they look at (``log_p50``: log1p of the median).
-QUALITY_MEASURES: dict[str, Measure] = {"r2": r2, "auc": auc, "calibration_error": calibration_error}
+QUALITY_MEASURES: dict[str, Measure] = {
+    "r2": r2,
+    "r2_shared": r2_shared,
+    "r2_apart": r2_apart,
+    "auc": auc,
+    "calibration_error": calibration_error,
+}
 LENGTH_MEASURES: dict[str, tuple[str, Measure]] = {
     "length_log_r2": ("log_p50", r2),
     "length_mae_tokens": ("p50_tokens", mean_absolute_error),

@@ -34,6 +34,36 @@ def r2(actual: Floats, said: Floats, means: Floats | None = None) -> float:
     return 1.0 - float(np.nansum(np.square(actual - said)) / max(np.nansum(np.square(actual - centre)), 1e-12))
 
 
+def r2_shared(actual: Floats, said: Floats) -> float:
+    """R² of a prompt's mean over the models, beyond the models' own means: how hard it is for all of them."""
+    return _r2_of(*_parted(actual, said)[0])
+
+
+def r2_apart(actual: Floats, said: Floats) -> float:
+    """R² of what is left beyond that mean: for which model a prompt is hard, all that a router can gain by.
+
+    NaN where no prompt has two models.
+    """
+    return _r2_of(*_parted(actual, said)[1])
+
+
+def _parted(actual: Floats, said: Floats) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+    """Deviations from each model's true mean of what was and of what was said, (P, M) each, 0 where unknown: the
+    prompt's mean over its known models, and the rest."""
+    known = ~np.isnan(actual)
+    num = np.maximum(known.sum(axis=1, keepdims=True), 1)
+    centre = np.nanmean(actual, axis=0)
+    deviations = [np.where(known, one - centre, 0.0) for one in (actual, said)]
+    shared = [np.where(known, one.sum(axis=1, keepdims=True) / num, 0.0) for one in deviations]
+    (a, b), (c, d) = deviations, shared
+    return (c, d), (a - c, b - d)
+
+
+def _r2_of(actual: Floats, said: Floats) -> float:
+    spread = float(np.square(actual).sum())
+    return 1.0 - float(np.square(actual - said).sum()) / spread if spread > 1e-9 else float("nan")
+
+
 def auc(actual: Floats, said: Floats) -> float:
     """Chance that a solved prompt (quality at least .5) is said to be better than an unsolved one, mean over models.
 
