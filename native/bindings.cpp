@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "python_engine.hpp"
+#include "python_snapshot.hpp"
 #include "python_truth.hpp"
 #include "seqlock.hpp"
 
@@ -172,6 +173,8 @@ NB_MODULE(_core, m) {
       .def_static("with_block_pool", &ReplayedEngine::with_block_pool, "limits"_a, "step_time"_a,
                   nb::rv_policy::take_ownership)
       .def("load", &ReplayedEngine::load, "state"_a)
+      .def("load_snapshot", &load_snapshot, "snapshot"_a, "ledger_ids"_a, "ledger"_a, "released"_a, "rule"_a,
+           "default_output_tokens"_a)
       .def("submit", &ReplayedEngine::submit, "request"_a, "block_hashes"_a = nb::make_tuple())
       .def("look_up", &ReplayedEngine::look_up, "block_hashes"_a, "prompt_tokens"_a)
       .def("cancel", &ReplayedEngine::cancel, "request_id"_a)
@@ -232,6 +235,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("free_blocks", [](const TruthInstance& e) { return e.engine().scheduler().free_blocks(); })
       .def_prop_ro("num_steps", [](const TruthInstance& e) { return e.engine().num_steps(); });
 
+  m.def("shown_ids", &shown_ids, "snapshot"_a, "known"_a, "match"_a);
   m.def("batch_time_s", &batch_time_s, "step_time"_a, "chunks"_a);
 
   nb::class_<SeqlockWriter>(m, "SeqlockWriter")

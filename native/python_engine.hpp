@@ -199,6 +199,23 @@ class ReplayedEngine {
   }
   void place(const RequestInput& input, nb::object id) { note(engine_->place_running(input), std::move(id)); }
   void queue(const RequestInput& input, nb::object id) { note(engine_->submit(input), std::move(id)); }
+  void depart(const DepartedChunk& chunk) {
+    if (!limits().async_scheduling) fail_input("departed", "must be empty for an engine without async_scheduling");
+    engine_->place_departed(chunk);
+  }
+  // Once all are placed: as many blocks are free as the engine says, or (-1) as nobody holds.
+  void take_free_blocks(int64_t given) {
+    const int64_t most = limits().num_blocks - 1, unheld = scheduler().free_blocks();
+    if (unheld < 0) {
+      fail_input("num_blocks", "requests hold " + std::to_string(most - unheld) + " blocks, only " +
+                                   std::to_string(most) + " exist");
+    }
+    if (given > unheld) {
+      fail_input("free_blocks", std::to_string(given) + " free and " + std::to_string(most - unheld) +
+                                    " held are more than the " + std::to_string(most) + " that exist");
+    }
+    if (given >= 0) engine_->scheduler().set_free_blocks(given);
+  }
   void set_residual(double seconds) { engine_->set_residual(seconds); }
   const StepTime& step_time() const { return engine_->step_time(); }
 
@@ -310,12 +327,6 @@ class ReplayedEngine {
     }
   }
 
-  void place_departed(nb::handle chunk) {
-    if (!limits().async_scheduling) fail_input("departed", "must be empty for an engine without async_scheduling");
-    const int64_t tokens = as_count(nb::object(chunk[0]), "departed", 1);
-    engine_->place_departed({tokens, as_count(nb::object(chunk[1]), "departed", 0), nb::cast<bool>(chunk[2])});
-  }
-
   void fill(nb::handle state) {
     const Limits& l = limits();
     const nb::object running = state.attr("running");
@@ -335,20 +346,12 @@ class ReplayedEngine {
       check_is_in_no_batch(input);
       remember(engine_->submit(input), std::move(id));
     }
-    for (nb::handle chunk : state.attr("departed")) place_departed(chunk);
-    const int64_t unheld = scheduler().free_blocks();
-    if (unheld < 0) {
-      fail_input("num_blocks", "requests hold " + std::to_string(l.num_blocks - 1 - unheld) + " blocks, only " +
-                                   std::to_string(l.num_blocks - 1) + " exist");
+    for (nb::handle chunk : state.attr("departed")) {
+      depart({as_count(nb::object(chunk[0]), "departed", 1), as_count(nb::object(chunk[1]), "departed", 0),
+              nb::cast<bool>(chunk[2])});
     }
-    if (nb::object free = state.attr("free_blocks"); !free.is_none()) {
-      const int64_t given = as_count(free, "free_blocks", 0);
-      if (given > unheld) {
-        fail_input("free_blocks", std::to_string(given) + " free and " + std::to_string(l.num_blocks - 1 - unheld) +
-                                      " held are more than the " + std::to_string(l.num_blocks - 1) + " that exist");
-      }
-      engine_->scheduler().set_free_blocks(given);
-    }
+    nb::object free = state.attr("free_blocks");
+    take_free_blocks(free.is_none() ? -1 : as_count(free, "free_blocks", 0));
     engine_->set_residual(as_seconds(state.attr("residual_s"), "residual_s"));
   }
 

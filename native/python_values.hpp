@@ -127,25 +127,14 @@ inline void check_prompt(const Limits& limits, int64_t prompt) {
   }
 }
 
-inline RequestInput request_from(nb::handle request, const Limits& limits) {
-  const RequestNames& n = names();
-  RequestInput r;
-  r.prompt = as_count(get(request, n.prompt), "prompt_tokens", 1);
-  r.computed = as_count(get(request, n.computed), "computed_tokens", 0);
-  r.output = as_count(get(request, n.output), "output_tokens", 0);
-  r.target_output = as_count(get(request, n.target), "target_output_tokens", 1);
-  r.priority = as_count(get(request, n.priority), "priority", -kMaxCount);
-  if (nb::object value = get(request, n.max_tokens); !value.is_none()) r.max_tokens = as_count(value, "max_tokens", 1);
-  if (nb::object value = get(request, n.num_blocks); !value.is_none()) r.num_blocks = as_count(value, "num_blocks", 0);
-  r.arrival = as_arrival(get(request, n.arrival));
-  r.cached = as_count(get(request, n.cached), "cached_tokens", 0);
+// What no engine between two steps could hold is refused, field by field.
+inline void check_request(const RequestInput& r, const Limits& limits) {
   check_prompt(limits, r.prompt);
   if (r.output > 0 && r.prompt + r.output > limits.max_model_len - 1) {
     fail_input("output_tokens", "prompt and output must stay below max_model_len (" +
                                     std::to_string(limits.max_model_len) + "), not " +
                                     std::to_string(r.prompt + r.output));
   }
-  r.scheduled = as_count(get(request, n.scheduled), "scheduled_tokens", 0);
   if (r.scheduled > 0 && !limits.async_scheduling) {
     fail_input("scheduled_tokens", "must be 0 between the steps of an engine without async_scheduling");
   }
@@ -159,7 +148,6 @@ inline RequestInput request_from(nb::handle request, const Limits& limits) {
                                  " blocks, not " + std::to_string(r.num_blocks));
   }
   const int64_t held = r.num_blocks < 0 ? needed : r.num_blocks;
-  r.shared_blocks = as_count(get(request, n.shared), "shared_blocks", 0);
   if (r.shared_blocks > 0 && !limits.prefix_caching) {
     fail_input("shared_blocks", "must be 0 for an engine without prefix_caching");
   }
@@ -170,6 +158,23 @@ inline RequestInput request_from(nb::handle request, const Limits& limits) {
     fail_input("num_blocks", "holds " + std::to_string(held) + " of " + std::to_string(limits.num_blocks - 1) +
                                  " blocks");
   }
+}
+
+inline RequestInput request_from(nb::handle request, const Limits& limits) {
+  const RequestNames& n = names();
+  RequestInput r;
+  r.prompt = as_count(get(request, n.prompt), "prompt_tokens", 1);
+  r.computed = as_count(get(request, n.computed), "computed_tokens", 0);
+  r.output = as_count(get(request, n.output), "output_tokens", 0);
+  r.target_output = as_count(get(request, n.target), "target_output_tokens", 1);
+  r.priority = as_count(get(request, n.priority), "priority", -kMaxCount);
+  if (nb::object value = get(request, n.max_tokens); !value.is_none()) r.max_tokens = as_count(value, "max_tokens", 1);
+  if (nb::object value = get(request, n.num_blocks); !value.is_none()) r.num_blocks = as_count(value, "num_blocks", 0);
+  r.arrival = as_arrival(get(request, n.arrival));
+  r.cached = as_count(get(request, n.cached), "cached_tokens", 0);
+  r.scheduled = as_count(get(request, n.scheduled), "scheduled_tokens", 0);
+  r.shared_blocks = as_count(get(request, n.shared), "shared_blocks", 0);
+  check_request(r, limits);
   return r;
 }
 

@@ -1,11 +1,12 @@
 """Stub of the native module (see ``native/bindings.cpp``)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.types import EngineLimits, EngineRequest, EngineState, Replay, StepTime
+from headway.fleet.view import LedgerEntry
+from headway.types import EngineLimits, EngineRequest, EngineState, Replay, Snapshot, StepTime
 
 class TokenBatch:
     """One scheduled token batch, as after scheduling; ``first_tokens`` and ``finished`` as after the update.
@@ -74,6 +75,19 @@ class ReplayedEngine:
         from its start, not for estimates. ``load`` makes it one that counts."""
     def load(self, state: EngineState) -> None:
         """Replace the whole state, keeping step time and identity (limits come from the state)."""
+    def load_snapshot(
+        self,
+        snapshot: Snapshot,
+        ledger_ids: dict[str, str | None],
+        ledger: Mapping[str, LedgerEntry],
+        released: Mapping[str, float],
+        rule: LengthRule,
+        default_output_tokens: float,
+    ) -> None:
+        """Replace the whole state by what a snapshot shows, its batch in flight brought to its end (an asynchronous
+        engine: left there, about to start). ``ledger_ids`` is what :func:`shown_ids` gives for it. A request shown has
+        its ledger entry's ``predicted_output_tokens``, or the default, by ``rule``; those ``released`` leave with their
+        blocks. After an EngineInputError the engine is not to be used."""
     def submit(self, request: EngineRequest, block_hashes: Sequence[int] = ()) -> None:
         """Queue a request. ``block_hashes`` are for an engine with a block pool: 64-bit hashes of the request's first
         full blocks, each covering all before it; they may go on into its answer. Blocks beyond them are its own."""
@@ -199,6 +213,11 @@ class TruthEngine:
     @property
     def num_steps(self) -> int:
         """Steps started so far."""
+
+def shown_ids(
+    snapshot: Snapshot, known: Mapping[str, str | None], match: Callable[[str], str | None]
+) -> dict[str, str | None]:
+    """Engine id → ledger id of the requests that a snapshot shows: as ``known``, else as ``match`` says."""
 
 def batch_time_s(step_time: StepTime, chunks: Sequence[tuple[int, int, bool]]) -> float:
     """Duration of a batch of ``(num_scheduled_tokens, context_before, is_decode)`` chunks."""

@@ -1,6 +1,7 @@
 """The nouns of Headway, as frozen msgspec Structs (the design's section 4 in code).
 
 Times are seconds (``_s``) on one monotonic clock unless named ``wall_``; lengths are tokens; money is USD (``_usd``).
+Those that come by the hundred and can hold no cycle are left out of garbage collection (``gc=False``).
 This file refuses to do anything: it holds values and checks that a value alone can be right.
 """
 
@@ -65,7 +66,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     tasks: dict[str, ModelPrior] = {}
 
 
-class EngineLimits(Struct, frozen=True, kw_only=True):
+class EngineLimits(Struct, frozen=True, kw_only=True, gc=False):
     """The engine settings that shape token batches. vLLM's names, but for these:
 
     ``chunked_prefill`` is ``enable_chunked_prefill``, ``policy`` is the scheduling ``policy``, ``reserve_full_isl`` is
@@ -283,7 +284,7 @@ class Instance(Struct, frozen=True, kw_only=True):
         return self.engine == "hosted"
 
 
-class SnapshotRequest(Struct, frozen=True, array_like=True):
+class SnapshotRequest(Struct, frozen=True, array_like=True, gc=False):
     """One request inside a snapshot, as the engine holds it. ``max_tokens`` 0 means unlimited.
 
     ``scheduled_tokens`` is its share of the batch in flight, 0 when it is not part of it. The engine has already
@@ -359,7 +360,7 @@ class Query(Struct, frozen=True, kw_only=True):
     system_chars: int = 0
 
 
-class Prediction(Struct, frozen=True):
+class Prediction(Struct, frozen=True, gc=False):
     """What one model is expected to do with one query. ``source`` is ``prior``, ``default`` or a predictor's name.
 
     ``p90_output_tokens`` is the length that nine in ten answers do not exceed, None where nobody knows.
@@ -372,7 +373,7 @@ class Prediction(Struct, frozen=True):
     p90_output_tokens: float | None = None
 
 
-class Estimate(Struct, frozen=True):
+class Estimate(Struct, frozen=True, gc=False):
     """When one instance would give the newcomer its first token. ``source`` names the estimator that really spoke.
 
     ``raw_ttft_s`` is what a replay says before any correction, None where nothing is replayed; where another estimator
@@ -392,7 +393,7 @@ Verdict = Literal[
 ]
 
 
-class Candidate(Struct, frozen=True):
+class Candidate(Struct, frozen=True, gc=False):
     """One instance as it stood in one decision. Figures are None where the verdict was reached without them.
 
     ``price`` and ``harm`` are in utility: what a pricing policy charged for the work the query would take there, and

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from headway._core import LengthRule, ReplayedEngine, TruthEngine
 from headway.errors import EngineInputError
-from headway.fleet.completion import complete
+from headway.fleet.completion import load
 from headway.fleet.gauges import stand_ins
 from headway.fleet.shadow import Shadow, request_of
 from headway.fleet.view import InstanceView, LedgerEntry
@@ -151,13 +151,8 @@ class Ageing:
     def _load_snapshot(self, view: InstanceView, step_time: StepTime) -> ReplayedEngine:
         snapshot = view.snapshot
         assert snapshot is not None
-        state = complete(view, snapshot, step_time, self.rule, self._default_output_tokens)
+        engine = load(view, snapshot, step_time, self.rule, self._default_output_tokens)
         view.aged_to_s = snapshot.engine_s if snapshot.batch_start_s is None else snapshot.batch_start_s
-        engine = view.engine
-        if engine is None:
-            engine = ReplayedEngine.from_state(state, step_time)
-        else:
-            engine.load(state)
         engine.start_batch()
         return engine
 
