@@ -64,6 +64,47 @@ def test_bytes_pass_unchanged_and_cuts_change_nothing(data: bytes, cuts: list[in
     assert _facts(cut) == _facts(whole)
 
 
+_TEXTS = st.lists(
+    st.sampled_from(
+        [" word", "", '"', "\\", '\\"', "\\n", "\n", "\r", "\x1f", "\xe9", '","usage":{"prompt_tokens":1}', "}"]
+    )
+    | st.text(max_size=4),
+    max_size=6,
+)
+_FRAMES = st.sampled_from([
+    '{"choices":[{"index":0,"delta":{"content":"@"},"finish_reason":null}]}',
+    '{"choices": [{"delta": {"content": "@"}}], "usage": null}',
+    '{"choices":[{"delta":{"reasoning_content":"@","content":null}}]}',
+    '{"choices":[{"delta":{"content":"x","reasoning":"@"}}]}',
+    '{"choices":[{"delta":{"tool_calls":[{"text":"@"}]}}]}',
+    '{"choices":[{"text":"@","finish_reason":null}]}',
+    '{"choices":[{"delta":{"content":"@"}},{"delta":{}}]}',
+    '{"choices":[{"delta":{"content":"@"},"finish_reason":"stop"}]}',
+    '{"choices":[{"delta":{"content":"@"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}',
+    '{"choices":[{"delta":{"content":"@"}}],"error":{"text":"x"}}',
+    '{"choices":[{"delta":{"role":"@"}}],"text":"@"}',
+    '{"choices":[{"delta":["content","@"]}]}',
+    '{"choices":[],"content":"@"}',
+])  # fmt: skip
+
+
+@settings(max_examples=500)
+@given(st.lists(st.tuples(_FRAMES, _TEXTS), max_size=3), st.booleans(), st.booleans())
+def test_events_alike_count_as_if_each_was_read(
+    parts: list[tuple[str, list[str]]], is_escaped: bool, drops: bool
+) -> None:
+    """Events that come one by one and differ in their text alone give what the same bytes give in one piece."""
+    events = [
+        b"data: " + frame.replace("@", json.dumps(text)[1:-1] if is_escaped else text).encode() + b"\n\n"
+        for frame, texts in parts
+        for text in texts
+    ]
+    whole, single = EventStream(drop_usage=drops), EventStream(drop_usage=drops)
+    out = whole.feed(b"".join(events)) + whole.flush()
+    assert b"".join(single.feed(event) for event in events) + single.flush() == out
+    assert _facts(single) == _facts(whole)
+
+
 @settings(max_examples=500)
 @given(_BYTES, _CUTS)
 def test_only_whole_usage_events_are_dropped(data: bytes, cuts: list[int]) -> None:

@@ -11,10 +11,10 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
-import aiohttp
 import msgspec
 
 from headway.errors import UpstreamConnectError, UpstreamError, UpstreamTimeoutError
+from headway.gateway.connection import Connection
 from headway.gateway.decisions import DecisionRecord
 from headway.gateway.errors import retry_after_of
 from headway.gateway.guard import LimitPassedError
@@ -99,10 +99,7 @@ class Attempt:
             try:
                 await self.relay.run(response)
             finally:
-                if response.content.at_eof():
-                    response.release()
-                else:
-                    response.close()
+                self.gateway.upstreams.end(self.target, response)
             self._end_by_answer()
         except asyncio.CancelledError as cancelled:
             raise self._ended_by(self.exchange.guard.claim(cancelled)) from None
@@ -251,7 +248,7 @@ class Attempt:
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
-    async def _send(self) -> aiohttp.ClientResponse:
+    async def _send(self) -> Connection:
         exchange, request, started_s = self.exchange, self.request, self.started_s
         assert started_s is not None, "what is sent was booked"
         headers = upstream_headers(

@@ -8,15 +8,16 @@ status can still be given. It refuses to decide what a failure leads to; it says
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
 
 from headway.errors import HeadwayError, UpstreamInterruptedError, UpstreamProtocolError
 from headway.fleet import LedgerEntry
+from headway.gateway.connection import BrokenAnswerError, Connection
 from headway.gateway.errors import HeaderList, error_body
+from headway.gateway.guard import Guard
 from headway.gateway.headers import client_headers
 from headway.gateway.sse import Dialect, EventStream, Usage, usage_of_answer
 from headway.gateway.upstream import translate
@@ -88,7 +89,7 @@ class Relay:
         """Whether what the client has seen of a stream ends inside an event."""
         return self.stream is not None and self.stream.inside_event
 
-    async def run(self, response: aiohttp.ClientResponse) -> None:
+    async def run(self, response: Connection) -> None:
         """Pass the answer on.
 
         Raises:
@@ -102,7 +103,7 @@ class Relay:
             raise AttemptFailedError(
                 self._broken(f"answered {status}"), retryable=True, reason="upstream_status", answer=answer
             )
-        if 200 <= status < 300 and response.content_type == "text/event-stream":
+        if 200 <= status < 300 and _is_event_stream(response.headers):
             await self._pass_events(response)
             return
         body = await self._read_whole(response)
@@ -111,27 +112,27 @@ class Relay:
             self._usage = usage_of_answer(body)
         elif self._secret is not None:
             body = body.replace(self._secret, b"***")
-        await self._exchange.answer(status, client_headers(response.raw_headers), body)
+        await self._exchange.answer(status, client_headers(response.headers), body)
 
     # ---- streams -------------------------------------------------------------------------------------------------
 
-    async def _pass_events(self, response: aiohttp.ClientResponse) -> None:
+    async def _pass_events(self, response: Connection) -> None:
         self.stream = stream = EventStream(self._dialect, drop_usage=self._drop_usage)
         if await self._begin(response, stream):
-            await self._continue(response.content, stream)
+            await self._continue(response, stream)
         if not stream.finished and not stream.has_error:
             if not self.saw_body:
                 raise self._broken("ended its answer before it began")
             raise self._interrupted("ended its stream without an end mark")
         await self._exchange.end_stream(stream.flush())
 
-    async def _begin(self, response: aiohttp.ClientResponse, stream: EventStream) -> bool:
+    async def _begin(self, response: Connection, stream: EventStream) -> bool:
         """Begin the answer with the first byte that is no comment; False when the upstream's ended without one.
 
         Comments that came before are held back, then passed on first.
         """
         held = b""
-        while chunk := await self._read(response.content):
+        while chunk := await self._read(response):
             held += stream.feed(chunk)
             if stream.has_data:
                 now = self._clock()
@@ -140,37 +141,40 @@ class Relay:
                 if stream.num_content:
                     self._seen(stream, now)
                     self._on_first_token(now)
-                await self._exchange.start_stream(response.status, client_headers(response.raw_headers))
+                await self._exchange.start_stream(response.status, client_headers(response.headers))
                 await self._exchange.send_body(held)
                 return True
         return False
 
-    async def _continue(self, content: aiohttp.StreamReader, stream: EventStream) -> None:
-        """The hot loop: read, look, pass on."""
+    async def _continue(self, response: Connection, stream: EventStream) -> None:
+        """The hot path: look at a chunk and pass it on, inside the call by which it came from the socket."""
         guard, clock, feed, send = self._guard, self._clock, stream.feed, self._exchange.send
         idle_timeout_s = self._idle_timeout_s
         waits_for_token = stream.num_content == 0
-        failure: Exception | None = None
-        while True:
-            guard.push(clock() + idle_timeout_s)
+
+        def take(chunk: bytes) -> Awaitable[None] | None:
+            nonlocal waits_for_token
+            out = feed(chunk)
+            now = clock()
+            self._seen(stream, now)
+            if waits_for_token and stream.num_content:
+                waits_for_token = False
+                self._on_first_token(now)
+            guard.push(now + idle_timeout_s)
+            if not out:
+                return None
+            sending = send({"type": "http.response.body", "body": out, "more_body": True}).__await__()
             try:
-                chunk = await content.readany()
-            except (aiohttp.ClientError, OSError) as error:
-                failure, chunk = error, _behind_the_failure(content)
-            if chunk:
-                out = feed(chunk)
-                self._seen(stream, clock())
-                if waits_for_token and stream.num_content:
-                    waits_for_token = False
-                    self._on_first_token(clock())
-                if out:
-                    guard.sending = True
-                    await send({"type": "http.response.body", "body": out, "more_body": True})
-                    guard.sending = False
-            if failure is not None:
-                raise self._interrupted("broke off its answer") from failure
-            if not chunk:
-                return
+                waits_for = next(sending)
+            except StopIteration:
+                return None
+            return _Unsent(sending, waits_for, guard)
+
+        guard.push(clock() + idle_timeout_s)
+        try:
+            await response.pump(take)
+        except BrokenAnswerError as error:
+            raise self._interrupted("broke off its answer") from error
 
     def _seen(self, stream: EventStream, now: float) -> None:
         """Let the ledger know how far the answer is. No call beyond: this runs once per chunk."""
@@ -180,11 +184,11 @@ class Relay:
 
     # ---- whole answers -------------------------------------------------------------------------------------------
 
-    async def _read_whole(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _read_whole(self, response: Connection) -> bytes:
         """The whole body; once it began, the idle limit holds for its pauses, and the deadline for all of it."""
         parts: list[bytes] = []
         deadline_s = self._exchange.deadline_s
-        while chunk := await self._read(response.content):
+        while chunk := await self._read(response):
             parts.append(chunk)
             idle_s = self._clock() + self._idle_timeout_s
             if idle_s < deadline_s:
@@ -193,11 +197,11 @@ class Relay:
                 self._guard.limit("deadline", deadline_s)
         return b"".join(parts)
 
-    async def _read_refusal(self, response: aiohttp.ClientResponse) -> UpstreamAnswer:
+    async def _read_refusal(self, response: Connection) -> UpstreamAnswer:
         """An error answer, as OpenAI clients can read it: what is no JSON is put into their shape."""
-        body, headers = b"", client_headers(response.raw_headers)
-        with contextlib.suppress(aiohttp.ClientError, OSError):
-            while len(body) < _MAX_ERROR_BYTES and (chunk := await response.content.readany()):
+        body, headers = b"", client_headers(response.headers)
+        with contextlib.suppress(BrokenAnswerError):
+            while len(body) < _MAX_ERROR_BYTES and (chunk := await response.read()):
                 body += chunk
         if self._secret is not None:
             body = body.replace(self._secret, b"***")
@@ -209,16 +213,14 @@ class Relay:
             headers.append((b"content-type", b"application/json"))
         return UpstreamAnswer(response.status, headers, body)
 
-    async def _read(self, content: aiohttp.StreamReader) -> bytes:
+    async def _read(self, response: Connection) -> bytes:
         """The next bytes of the body, empty at its end."""
         try:
-            chunk = await content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            chunk = _behind_the_failure(content)
-            if not chunk:
-                if not self.saw_body:
-                    raise translate(error, self._instance_id) from error
-                raise self._interrupted("broke off its answer") from error
+            chunk = await response.read()
+        except BrokenAnswerError as error:
+            if not self.saw_body:
+                raise translate(error, self._instance_id) from error
+            raise self._interrupted("broke off its answer") from error
         self.saw_body = self.saw_body or bool(chunk)
         return chunk
 
@@ -233,6 +235,29 @@ class Relay:
         )
 
 
-def _behind_the_failure(content: aiohttp.StreamReader) -> bytes:
-    """What came in before a connection broke: the reader keeps it behind the exception, and it is the client's."""
-    return content._read_nowait(-1)
+class _Unsent:
+    """The rest of a send that was begun outside of a task and has to wait for the client. Await it once."""
+
+    def __init__(self, sending: Generator[Any, Any, None], waits_for: Any, guard: Guard) -> None:
+        self._sending, self._waits_for, self._guard = sending, waits_for, guard
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        self._guard.sending = True
+        waits_for = self._waits_for
+        try:
+            while True:
+                try:
+                    sent = yield waits_for
+                except BaseException as error:
+                    waits_for = self._sending.throw(error)
+                else:
+                    waits_for = self._sending.send(sent)
+        except StopIteration:
+            self._guard.sending = False
+
+
+def _is_event_stream(headers: HeaderList) -> bool:
+    for name, value in headers:
+        if name.lower() == b"content-type":
+            return value.partition(b";")[0].strip().lower() == b"text/event-stream"
+    return False

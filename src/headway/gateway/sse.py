@@ -18,6 +18,12 @@ Dialect = Literal["chat", "responses"]
 #: A carriage return before it stays with the event. Written so that the search can jump from LF to LF.
 _BOUNDARY = re.compile(rb"\n\r?\n")
 _LINE_END = re.compile(rb"\r?\n")
+#: Where a token's text begins in an event.
+_TEXT_BEGINS = re.compile(rb'"(?:content|reasoning_content|reasoning|text)": ?"')
+#: Text that ends at the next quote, for there is no escape in it, and that JSON and lines of events allow.
+_PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]+')
+#: Streams whose events differ in more than their text are not asked more often what they have in common.
+_MAX_FRAMES = 8
 _FIELD = re.compile(rb"(?:^|\n)(?!:)[^\r\n]")
 #: An event longer than this is no longer parsed, only passed on (a stream without blank lines must not fill memory).
 MAX_EVENT_BYTES = 16 << 20
@@ -99,7 +105,10 @@ class EventStream:
     __slots__ = (
         "_decode",
         "_drop_usage",
+        "_frame",
         "_holding",
+        "_is_plain",
+        "_num_frames",
         "_num_sent",
         "_overflowed",
         "_scanned",
@@ -119,6 +128,9 @@ class EventStream:
         self.usage: Usage | None = None
         self._decode = self._read_chat if dialect == "chat" else self._read_responses
         self._drop_usage = drop_usage
+        self._frame: tuple[bytes, bytes] | None = None  # what stood around the text of a content event
+        self._num_frames = 0
+        self._is_plain = False  # the last event held content of one choice and nothing else
         self._holding = False
         self._tail = bytearray()
         self._num_sent = 0  # bytes of the tail that were passed on already
@@ -137,9 +149,24 @@ class EventStream:
         tail = self._tail
         text: bytes | bytearray = chunk
         if not tail:
+            frame = self._frame
+            if (
+                frame is not None
+                and chunk.startswith(frame[0])
+                and chunk.endswith(frame[1])
+                and _PLAIN_TEXT.fullmatch(chunk, len(frame[0]), len(chunk) - len(frame[1]))
+            ):  # only the text differs from an event that was read: one more content event, and nothing else
+                self.num_content += 1
+                return chunk
             end = chunk.find(b"\n\n")
             if end > 0 and end == len(chunk) - 2 and b"\r" not in chunk:  # one whole event, by far the most common
-                return b"" if self._event(chunk[:end]) else chunk
+                num_content = self.num_content
+                if self._event(chunk[:end]):
+                    return b""
+                if self.num_content > num_content and self._is_plain and self._num_frames < _MAX_FRAMES:
+                    self._frame = _frame_of(chunk)
+                    self._num_frames += 1
+                return chunk
         if tail or not chunk.endswith((b"\n\n", b"\n\r\n")):
             tail += chunk
             text = tail
@@ -221,10 +248,13 @@ class EventStream:
                 if _filled(choice.finish_reason):
                     self.finished = True
                     self._holding = self._drop_usage  # the usage event comes next
+        self._is_plain = choices is not None and len(choices) == 1 and not self.finished
         if _filled(event.error):
             self.has_error = True
+            self._is_plain = False
         if not _filled(event.usage):
             return False
+        self._is_plain = False
         self.usage = _usage(event.usage) or self.usage
         return self._drop_usage and event.choices is not None and not choices
 
@@ -240,6 +270,18 @@ class EventStream:
         elif event.type == "error":
             self.has_error = True
         return False
+
+
+def _frame_of(event: bytes) -> tuple[bytes, bytes] | None:
+    """What stands around the one text of a valid event, None where there is none or several might be meant."""
+    places = list(_TEXT_BEGINS.finditer(event))
+    if len(places) != 1:
+        return None
+    begin = places[0].end()
+    text = _PLAIN_TEXT.match(event, begin)
+    if text is None or event[text.end()] != ord('"'):
+        return None
+    return event[:begin], event[text.end() :]
 
 
 def _filled(raw: Raw) -> bool:
