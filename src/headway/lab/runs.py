@@ -277,6 +277,8 @@ def _inputs(scenario: Scenario, one: PolicyConfig | None, unit: Unit) -> Inputs:
         on_infeasible=(one.on_infeasible if one else None) or file.on_infeasible,
         trace=None if scenario.trace is None else str(scenario.trace),
         arrivals_trace=None if scenario.arrivals_trace is None else str(scenario.arrivals_trace),
+        rows=None if scenario.rows is None else str(scenario.rows),
+        artifact=None if scenario.artifact is None else str(scenario.artifact),
         correcting=file.correcting,
         keep_pairs=unit.seed == file.seeds[0] and unit.reference is None,
         keep_failures=unit.seed == file.seeds[0]

@@ -66,11 +66,21 @@ class PredictorConfig(Struct, frozen=True, kw_only=True):
     length: Literal["mean", "median"] = "mean"
 
 
+class RowsConfig(Struct, frozen=True, kw_only=True):
+    """Evaluation rows as the truth, and the artifact that predicts them. ``models`` says which of the rows' models
+    stands in for a model of the pool, where it is called otherwise there."""
+
+    file: Name
+    artifact: Name
+    models: dict[str, Name] = {}
+
+
 class WorkloadConfig(Struct, frozen=True, kw_only=True):
-    """Four tasks in ``shares`` (equal by default), or the lengths of a ``trace``."""
+    """Four tasks in ``shares`` (equal by default), the lengths of a ``trace``, or the prompts of ``rows``."""
 
     shares: dict[str, NonNegative] | None = None
     trace: Name | None = None
+    rows: RowsConfig | None = None
     predictor: PredictorConfig = PredictorConfig()
     target_slope_ms_per_token: NonNegative = TARGET_SLOPE_MS_PER_TOKEN
     lambda_per_musd: NonNegative = LAMBDA_PER_MUSD
@@ -161,7 +171,7 @@ class ScenarioFile(Struct, frozen=True, kw_only=True):
 
 class Scenario(Struct, frozen=True, kw_only=True):
     """A checked scenario. ``policies`` are written out, ``focus_rate_per_s`` and ``baseline`` are settled, paths of
-    ``trace`` and ``file`` are resolved against the scenario's own place, then against ``HEADWAY_DATA``; ``locations``
+    files are resolved against the scenario's own place, then against ``HEADWAY_DATA``; ``locations``
     says where each key stands."""
 
     file: ScenarioFile
@@ -170,6 +180,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     focus_rate_per_s: float
     trace: Path | None
     arrivals_trace: Path | None
+    rows: Path | None
+    artifact: Path | None
     path: str
     locations: dict[str, tuple[int, int]]
 
@@ -214,6 +226,7 @@ def parse_scenario(text: str, *, path: str = "<text>") -> Scenario:
     reader = NodeReader(text, path)
     file = reader.read(ScenarioFile)
     policies = tuple(PolicyConfig(policy=one) if isinstance(one, str) else one for one in file.policies)
+    rows = file.workload.rows
     scenario = Scenario(
         file=file,
         policies=policies,
@@ -221,6 +234,8 @@ def parse_scenario(text: str, *, path: str = "<text>") -> Scenario:
         focus_rate_per_s=file.focus_rate_per_s or (file.rates_per_s[len(file.rates_per_s) // 2 :] or [1.0])[0],
         trace=_beside(path, file.workload.trace),
         arrivals_trace=_beside(path, file.arrivals.file),
+        rows=_beside(path, rows.file if rows else None),
+        artifact=_beside(path, rows.artifact if rows else None),
         path=path,
         locations=reader.locations,
     )
@@ -285,10 +300,29 @@ def _check_arrivals(scenario: Scenario) -> None:
             raise scenario.error(f"arrivals.{name}", "is missing")
     if workload.trace is not None and workload.shares is not None:
         raise scenario.error("workload.shares", "a trace has no tasks")
-    for key, path in (("workload.trace", scenario.trace), ("arrivals.file", scenario.arrivals_trace)):
+    _check_rows(scenario)
+    for key, path in (
+        ("workload.trace", scenario.trace),
+        ("arrivals.file", scenario.arrivals_trace),
+        ("workload.rows.file", scenario.rows),
+        ("workload.rows.artifact", scenario.artifact),
+    ):
         if path is not None and not path.is_file():
             hint = "" if os.environ.get("HEADWAY_DATA") else "; HEADWAY_DATA names no directory to look in either"
             raise scenario.error(key, f"there is no file {path}{hint}")
+
+
+def _check_rows(scenario: Scenario) -> None:
+    """Rows bring tasks, lengths and predictions of their own."""
+    if scenario.file.workload.rows is None:
+        return
+    for name in ("shares", "trace"):
+        if getattr(scenario.file.workload, name) is not None:
+            raise scenario.error(f"workload.{name}", "does not go with rows, which bring tasks and lengths")
+    for where in ("workload", *(f"policies[{index}]" for index in range(len(scenario.policies)))):
+        for name in ("quality_r2", "length_log_r2"):
+            if (key := f"{where}.predictor.{name}") in scenario.locations:
+                raise scenario.error(key, "does not go with rows, which the artifact predicts")
 
 
 def _check_policies(scenario: Scenario) -> None:

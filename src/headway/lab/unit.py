@@ -23,6 +23,7 @@ from headway.errors import ConfigError
 from headway.estimate.base import Estimator
 from headway.estimate.registry import make_estimator
 from headway.lab import arrivals as arrival_processes
+from headway.lab.evaluated import evaluated_workload, held_out, stand_ins
 from headway.lab.failures import Failure, failures
 from headway.lab.metrics import REFUSED, Outcomes, Score, score
 from headway.lab.pool import QWEN3_CARDS, LabInstance, Pool, lab_instance, qwen3_pool
@@ -77,6 +78,8 @@ class Inputs(Struct, frozen=True, kw_only=True):
     keep_pairs: bool
     keep_failures: bool
     correcting: bool = False
+    rows: str | None = None
+    artifact: str | None = None
 
 
 class ModelTtft(Struct, frozen=True, kw_only=True):
@@ -105,8 +108,9 @@ class Record(Struct, frozen=True, kw_only=True):
 
 def key_of(inputs: Inputs) -> str:
     """Thirty-two hex digits that change with anything that shapes the result."""
-    names = [name for name in (inputs.trace, inputs.arrivals_trace) if name is not None]
-    plain = replace(inputs, trace=None, arrivals_trace=None)
+    paths = (inputs.trace, inputs.arrivals_trace, inputs.rows, inputs.artifact)
+    names = [name for name in paths if name is not None]
+    plain = replace(inputs, trace=None, arrivals_trace=None, rows=None, artifact=None)
     parts = [
         msgspec.json.encode(plain, order="sorted"),
         _pool_bytes(inputs.pool),
@@ -204,6 +208,9 @@ def build_workload(inputs: Inputs) -> Workload:
         max_tokens=config.max_tokens,
         lambda_per_musd=config.lambda_per_musd,
     )
+    if config.rows is not None and inputs.rows is not None and inputs.artifact is not None:
+        prompts = held_out(inputs.rows, inputs.artifact, stand_ins(spec.models, config.rows.models))
+        return evaluated_workload(prompts, _arrivals(inputs), spec)
     if inputs.trace is None:
         shares = EQUAL_SHARES if config.shares is None else {task: config.shares.get(task, 0.0) for task in TASKS}
         return four_task_workload(_arrivals(inputs), spec, shares=shares)
