@@ -7,7 +7,7 @@ numbers it must give on its own test prompts. It refuses to know prices, cards o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -16,9 +16,9 @@ from headway.errors import ArtifactError
 from headway.predict.artifact import Artifact, Kind
 from headway.predict.baselines import Constant, Lengths, NearestNeighbours, Reading, TaskLabel, Voice
 from headway.predict.features import NUM_FEATURES, NUM_HASHED, PromptFeatures, prompt_features
+from headway.predict.forest import Forest
 from headway.predict.linear import Floats, LinearStage, checked
 from headway.predict.prompt import Prompt, prompt_of_text
-from headway.predict.trees import Trees
 
 #: Columns of a row of the trees after dense features and components: text scores, then what the model is.
 NUM_SCORE_COLUMNS = 8
@@ -85,26 +85,32 @@ class Learned:
             tables += [table[:, columns], table.mean(axis=1, keepdims=True)]
         self._labels = np.column_stack(tables)
         self._reading: Reading | None = None
-        if artifact.quality is not None:
+        texts: list[bytes] = []
+        if artifact.quality is not None and artifact.serves_quality == "learned":
             head = artifact.quality
-            self._ask_quality, self._slope = self._trees(head.trees), head.slope
+            texts.append(head.trees)
+            self._slope = head.slope
             self._level = checked(head.level, "quality.level", num)[columns]
             self._knots = checked(head.knots, "quality.knots", 2, None)
-        if artifact.length is not None:
+        if artifact.length is not None and artifact.serves_length == "learned":
             length = artifact.length
             scale, p50_shift, p90_shift = (
                 checked(getattr(length, name), f"length.{name}", num)[columns]
                 for name in ("mean_scale", "p50_shift", "p90_shift")
             )
-            self._ask_length = self._trees(length.p50 if median else length.mean)
+            texts += [length.p50 if median else length.mean, length.p90]
             self._factor = np.exp(p50_shift) if median else scale
-            self._ask_p90, self._p90_shift = self._trees(length.p90), p90_shift
+            self._p90_shift = p90_shift
+        own = range(self._scores_at, width - NUM_MODEL_COLUMNS, 2)
+        self._ask = Forest.of(texts, self._rows, own, range(width - NUM_MODEL_COLUMNS, width))
+        self._said: Floats | None = None
 
-    def _trees(self, text: bytes) -> Callable[[], Floats]:
-        trees, width = Trees(text), self._rows.shape[1]
-        if trees.num_features != width:
-            raise ArtifactError(f"holds trees on {trees.num_features} columns, and its features have {width}")
-        return trees.prepare(self._rows)
+    def _heads(self, reading: Reading) -> tuple[Floats, Floats]:
+        """The rows, and what every head that serves says of them, (heads, S): quality first, then the lengths."""
+        rows = self.rows(reading)
+        if self._said is None:
+            self._said = self._ask()
+        return rows, self._said
 
     def rows(self, reading: Reading) -> Floats:
         """What the trees are asked, (S, width). The array is reused by the next call."""
@@ -123,21 +129,21 @@ class Learned:
         rows[:, at + 5] = by_label[size]
         rows[:, at + 6] = by_label[size + 1 : -1]
         rows[:, at + 7] = by_label[-1]
-        self._reading = reading
+        self._reading, self._said = reading, None
         return rows
 
     def quality(self, reading: Reading) -> Floats:
         """Calibrated quality."""
-        rows = self.rows(reading)
-        raw = self._ask_quality() + quality_base(rows)
+        rows, said = self._heads(reading)
+        raw = said[0] + quality_base(rows)
         return calibrated_quality(raw, self._level, self._slope, self._knots)
 
     def lengths(self, reading: Reading) -> Lengths:
         """Output tokens; trees and their base give the logarithm of one more."""
-        rows = self.rows(reading)
+        rows, said = self._heads(reading)
         base = length_base(rows)
-        expected = self._factor * np.exp(self._ask_length() + base) - 1.0
-        return Lengths(expected, np.ceil(np.exp(self._ask_p90() + base + self._p90_shift) - 1.0))
+        expected = self._factor * np.exp(said[-2] + base) - 1.0
+        return Lengths(expected, np.ceil(np.exp(said[-1] + base + self._p90_shift) - 1.0))
 
 
 def calibrated_quality(raw: Floats, level: Floats, slope: float, knots: Floats) -> Floats:
