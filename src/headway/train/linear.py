@@ -124,14 +124,15 @@ def out_of_fold_scores(material: Material, settings: Settings, seed: int) -> Sco
 def label_means(material: Material, values: Floats, strength: float) -> Floats:
     """Mean of ``values`` (P, M) per label and model, (L, M), as if ``strength`` rows of the model's mean were added.
 
-    0 for a model of which nothing is known.
+    0 for a model of which nothing is known, and without added rows for one of which nothing is known on that label.
     """
     known = ~np.isnan(values)
     filled = np.where(known, values, 0.0)
     own_labels = np.eye(len(material.label_names))[material.label].T
     total, num = own_labels @ filled, own_labels @ known
     overall = filled.sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    means: Floats = (total + strength * overall) / (num + strength)
+    weight = num + strength
+    means: Floats = np.divide(total + strength * overall, weight, out=np.zeros_like(total), where=weight > 0)
     return means
 
 
