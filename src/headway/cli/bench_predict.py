@@ -17,7 +17,7 @@ _POOLS = ((3, "three_models_us", 250.0), (9, "nine_models_us", 400.0))
 
 
 def predict(
-    *, artifact: Path | None = None, rounds: int = 30, json: Annotated[bool, Parameter(negative=())] = False
+    *, artifact: Path | None = None, rounds: int = 150, json: Annotated[bool, Parameter(negative=())] = False
 ) -> int:
     """Time features, quality, lengths and cost of 800-character prompts, each asked once, for three and nine models.
 
@@ -27,7 +27,7 @@ def predict(
         A trained artifact, of which the first three and nine models are asked. Without: one is trained on the spot, of
         the size that published evaluation sets give; that takes half a minute and the extra `train`.
     rounds
-        Rounds of 100 prompts; the median over rounds is printed.
+        Rounds of 20 prompts; the median over rounds is printed.
     json
         Print one JSON object instead of a table.
     """
