@@ -7,6 +7,7 @@ the same file says anything else refuses it. Equal rows and settings give equal 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 import numpy as np
@@ -65,10 +66,11 @@ def cross_validated_card(
     Raises:
         DatasetError: too few unlike prompts for the folds, or too few answers to grow trees on.
     """
-    material, alike = material_of(table)
-    found = cross_validate(material, table.texts, settings, on_fold=on_fold)
-    card = make_card(table, material, alike, found, settings=settings, title=title, command=command, notes=notes)
-    return card, material, calibrate(found.raw, material.quality, material.log_tokens, found.fold)
+    with _one_thread():
+        material, alike = material_of(table)
+        found = cross_validate(material, table.texts, settings, on_fold=on_fold)
+        card = make_card(table, material, alike, found, settings=settings, title=title, command=command, notes=notes)
+        return card, material, calibrate(found.raw, material.quality, material.log_tokens, found.fold)
 
 
 def build_artifact(
@@ -81,7 +83,8 @@ def build_artifact(
     generation: int = 1,
 ) -> Artifact:
     """The artifact of all rows, serving what ``card`` found best."""
-    fitted = fit(material, settings)
+    with _one_thread():
+        fitted = fit(material, settings)
     artifact = Artifact(
         made_by=f"headway {headway.__version__}",
         generation=generation,
@@ -102,6 +105,14 @@ def build_artifact(
         settings={name: value for name, value in msgspec.structs.asdict(settings).items() if value is not None},
     )
     return with_self_tests(artifact)
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """Linear algebra on one thread: sums in the same order, so equal artifacts, on machines of however many cores."""
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
+
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1)
+    return limits
 
 
 def with_self_tests(artifact: Artifact) -> Artifact:
