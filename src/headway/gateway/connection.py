@@ -44,9 +44,10 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = 0.0  # for the pool it lies in
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []
+        self.on_body = self._parts.append  # what the parser calls with each piece of a body
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
-        self._parts: list[bytes] = []
         self._num_unread = 0
         self._num_head_bytes = 0
         self._is_asked = self._has_head = self._is_complete = self._keeps_alive = False
@@ -251,10 +252,6 @@ class Connection(asyncio.Protocol):
             self._is_interim, self._ends_with_connection = True, True
             return
         self.status, self._has_head = status, True
-
-    def on_body(self, body: bytes) -> None:
-        """Keep a piece of the body."""
-        self._parts.append(body)
 
     def on_message_complete(self) -> None:
         """Note the end of the answer."""

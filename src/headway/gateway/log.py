@@ -35,6 +35,9 @@ def event(level: int, name: str, **fields: object) -> None:
 
 def configure(level: str) -> None:
     """Send Headway's and the server's logs to standard error, one line of JSON each."""
+    # Who is logged nowhere need not be found out for every line (the logging module's own advice).
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     for name in ("headway", "uvicorn.error", "opentelemetry"):
