@@ -46,20 +46,27 @@ class _Split(Struct):
 class _Splits:
     """Splits as columns: what they compare, with what, and what they leave open."""
 
-    def __init__(self, splits: Sequence[_Split]) -> None:
+    def __init__(self, splits: Sequence[_Split], shape: tuple[int, ...] = ()) -> None:
+        """``shape`` is that of what is asked but for its columns: () for one row, (S,) for S of them."""
         self.feature: Ints = np.array([one.feature for one in splits], np.intp)
         self.threshold: Floats = np.array([one.threshold for one in splits], np.float64)
         self.closes: Masks = np.array([one.closes for one in splits], np.uint16)
         self.missing_left = np.array([one.missing_left for one in splits], np.bool_)
 
-    def open(self, row: Floats) -> Masks:
-        """Masks of what stays open, (..., N), for the values of ``row`` (..., F)."""
-        values = row.take(self.feature, axis=-1)
-        left = values <= self.threshold
+        size = (*shape, len(splits))
+        self._values, self._left = np.empty(size), np.empty(size, np.bool_)
+        #: What :meth:`ask` found, (..., N); every question overwrites it.
+        self.left_open: Masks = np.empty(size, np.uint16)
+
+    def ask(self, row: Floats) -> None:
+        """Puts what stays open for the values of ``row`` (..., F) into ``left_open``."""
+        values, left = self._values, self._left
+        row.take(self.feature, axis=-1, out=values, mode="clip")
+        np.less_equal(values, self.threshold, out=left)
         if np.isnan(row).any():
             left |= np.isnan(values) & self.missing_left
-        masks: Masks = left * _OPEN | self.closes
-        return masks
+        np.multiply(left, _OPEN, out=self.left_open)
+        np.bitwise_or(self.left_open, self.closes, out=self.left_open)
 
 
 class Forest:
@@ -99,7 +106,9 @@ class Forest:
             raise ValueError("a category that changes with the prompt")
         self._shared = _Shared([one for one in splits if one.feature not in fixed and one.feature not in own], num)
         column = {feature: at for at, feature in enumerate(own)}
-        self._mine = _Own([_at(one, one.tree, column[one.feature]) for one in splits if one.feature in own])
+        self._left_open: Masks = np.empty_like(self._fixed)
+        mine = [_at(one, one.tree, column[one.feature]) for one in splits if one.feature in own]
+        self._mine = _Own(mine, self._left_open)
 
     @classmethod
     def of(cls, texts: Sequence[bytes], rows: Floats, own: Sequence[int], fixed: Sequence[int]) -> Asked:
@@ -129,9 +138,9 @@ class Forest:
     def ask(self) -> Floats:
         """Each head's value of each row, (heads, S)."""
         rows = self._rows
-        left_open = self._fixed & self._shared.left_open(rows[0])
-        self._mine.close(rows.take(self._own, axis=1), left_open)
-        values = self._leaves.take(_FIRST.take(left_open) + self._offset)
+        np.bitwise_and(self._fixed, self._shared.left_open(rows[0]), out=self._left_open)
+        self._mine.close(rows.take(self._own, axis=1))
+        values = self._leaves.take(_FIRST.take(self._left_open) + self._offset)
         said: Floats = (values @ self._head).T
         return said
 
@@ -171,14 +180,16 @@ class _Shared:
 
     def left_open(self, row: Floats) -> Masks:
         """What all splits of each tree leave open, (T,)."""
-        masks: Masks = np.bitwise_and.reduce(self.splits.open(row).reshape(self._shape), axis=0)
+        self.splits.ask(row)
+        masks: Masks = np.bitwise_and.reduce(self.splits.left_open.reshape(self._shape), axis=0)
         return masks
 
 
 class _Own:
     """Splits in slots of one per tree, of the first trees only: trees are sorted by how many they have."""
 
-    def __init__(self, splits: Sequence[_Split]) -> None:
+    def __init__(self, splits: Sequence[_Split], left_open: Masks) -> None:
+        """``left_open`` (S, T) is where leaves are closed."""
         slots: list[list[_Split]] = []
         used: dict[int, int] = {}
         for one in sorted(splits, key=lambda split: split.tree):
@@ -186,15 +197,18 @@ class _Own:
             used[one.tree] = slot + 1
             slots += [[]] if slot == len(slots) else []
             slots[slot].append(one)
-        self.splits = _Splits([one for slot in slots for one in slot])
+        self.splits = _Splits([one for slot in slots for one in slot], left_open.shape[:1])
         ends = np.cumsum([len(slot) for slot in slots]).tolist()
-        self._parts = [slice(end - len(slot), end) for end, slot in zip(ends, slots, strict=True)]
+        found = self.splits.left_open
+        self._parts = [
+            (left_open[:, : len(slot)], found[:, end - len(slot) : end]) for end, slot in zip(ends, slots, strict=True)
+        ]
 
-    def close(self, rows: Floats, left_open: Masks) -> None:
-        """Close leaves in ``left_open`` (S, T)."""
-        masks = self.splits.open(rows)
-        for part in self._parts:
-            left_open[:, : part.stop - part.start] &= masks[:, part]
+    def close(self, rows: Floats) -> None:
+        """Closes what the values of ``rows`` (S, F) close."""
+        self.splits.ask(rows)
+        for leaves, masks in self._parts:
+            np.bitwise_and(leaves, masks, out=leaves)
 
 
 def _read_tree(block: str, number: int, splits: list[_Split], leaves: list[list[float]]) -> None:

@@ -80,8 +80,8 @@ class LinearStage:
         found = self._intercept + dense @ self._dense
         buckets = features.buckets
         if len(buckets):
-            idf = self._idf[buckets]
-            found += (idf @ self._words[buckets].astype(np.float64)) / math.sqrt(idf @ idf)
+            idf = self._idf.take(buckets)
+            found += (idf @ self._words.take(buckets, axis=0).astype(np.float64)) / math.sqrt(idf @ idf)
         size = self._size
         return LinearScores(
             found[:size],
