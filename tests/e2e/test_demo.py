@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
+
+from headway.predict.artifact import Array, encode_artifact
+from headway.train.build import with_self_tests
+from trained_artifacts import renamed
 
 _GIVE_UP_S = 90.0
 _QUICK = ("--qps", "8", "--seconds", "1", "--seed", "219")
@@ -113,6 +119,28 @@ def test_a_stranger_reads_a_table(tmp_path: Path) -> None:
     assert "round_robin reached on-time utility" in stdout
     command = f"headway demo --prompts {prompts} --qps 8 --seconds 1 --policies round_robin --seed 219"
     assert stdout.rstrip().endswith(command)
+
+
+def test_a_trained_artifact_routes(tmp_path: Path) -> None:
+    """By an artifact that finds the large model worthless all goes to the others; what answers are worth stays true.
+
+    A model that the artifact does not know is named, and served all the same.
+    """
+    artifact = renamed({"qwen3-0.6b": "another"})
+    worthless = [float(model.name != "qwen3-32b") for model in artifact.models]
+    overall = replace(artifact.overall, quality=Array.of(np.array(worthless), "float64"))
+    artifact = replace(artifact, overall=overall, serves_quality="constant", serves_length="constant")
+    path = tmp_path / "some.hw"
+    path.write_bytes(encode_artifact(with_self_tests(artifact)))
+    arguments = ("--prompts", str(_short_prompts(tmp_path)), *_QUICK, "--policies", "bear", "--json")
+    with _demo(tmp_path, *arguments, "--predictor", str(path)) as demo:
+        stdout, stderr = demo.communicate(timeout=_GIVE_UP_S)
+    assert demo.returncode == 0, stderr
+    report = json.loads(stdout)
+    assert (report["predictor"], report["cold_models"]) == ("some.hw", ["qwen3-0.6b"])
+    (bear,) = report["policies"]
+    assert (bear["failed"], bear["shares"]["h100-32b"]) == (0, 0.0)
+    assert 0.0 < bear["mean_quality"] < 1.0
 
 
 @pytest.mark.parametrize(
