@@ -19,8 +19,6 @@ from headway.lab.unit import _file_digest
 from headway.lab.workload import Workload, WorkloadSpec
 from headway.predict.artifact import encode_artifact
 from headway.predict.learned import LearnedPredictor
-from headway.predict.seen import prompt_hash
-from headway.train import duplicates
 from headway.train.dataset import EvaluationRow, read_rows, write_rows
 from headway.types import ModelCard, Query
 from trained_artifacts import SEED, renamed, trained, workload
@@ -84,12 +82,6 @@ def test_prompts_of_the_training_are_left_out(place: Path) -> None:
     assert read(place, "mixed.jsonl").note.startswith("32 prompts; left out: 10 of the training")
     with pytest.raises(DatasetError, match=r"seen\.jsonl.*nothing to play.*64 of the training"):
         read(place, "seen.jsonl")
-
-
-def test_prompts_are_known_by_the_hash_of_training() -> None:
-    """The lab and training agree on what an equal prompt is."""
-    for text in ("", "What is a headway?", "what is\na HEADWAY", "日本語 one_two", "a\ud800b", "x" * 9000):
-        assert prompt_hash(text) == duplicates.prompt_hash(text)
 
 
 def test_who_speaks_is_the_predictors_choice(place: Path) -> None:

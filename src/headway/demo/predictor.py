@@ -18,8 +18,8 @@ from headway.errors import ArtifactError
 from headway.lab.pool import QWEN3_CARDS
 from headway.predict.artifact import decode_artifact
 from headway.predict.learned import LearnedPredictor
+from headway.predict.seen import prompt_hash, seen_prompts
 from headway.train.dataset import EvaluationRow, write_rows
-from headway.train.duplicates import prompt_hash
 
 _NAMES = tuple(model.name for model in POOL)
 
@@ -50,7 +50,7 @@ def load_trained(path: Path, workload: Workload) -> TrainedPredictor:
     if len(cold) == len(_NAMES):
         trained = ", ".join(model.name for model in artifact.models)
         raise ArtifactError(f"knows none of {', '.join(_NAMES)}, only {trained}", path=str(path))
-    seen = set(artifact.data.prompt_hashes.integers().tolist())
+    seen = seen_prompts(artifact)
     num_seen = sum(prompt_hash(query.prompt) in seen for query in workload.queries)
     served = (
         artifact.serves_quality

@@ -14,9 +14,14 @@ from headway.predict.artifact import Artifact
 _WORD = re.compile(r"\w+")
 
 
+def words_of(text: str) -> list[str]:
+    """Its runs of letters and digits, in lower case."""
+    return _WORD.findall(text.lower())
+
+
 def prompt_hash(text: str) -> int:
     """The 63-bit hash under which training keeps a prompt."""
-    words = " ".join(_WORD.findall(text.lower()))
+    words = " ".join(words_of(text))
     digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

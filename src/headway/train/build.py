@@ -30,10 +30,10 @@ from headway.predict.artifact import (
 )
 from headway.predict.forecast import Forecaster
 from headway.predict.prompt import prompt_of_text
+from headway.predict.seen import prompt_hash
 from headway.train.calibration import Calibration, calibrate
 from headway.train.card import Card, make_card
 from headway.train.crossvalidate import cross_validate
-from headway.train.duplicates import prompt_hash
 from headway.train.fit import Fit, fit
 from headway.train.material import Material, material_of
 from headway.train.rivals import length_table, lengths_of

@@ -7,8 +7,6 @@ template (an instruction, shown examples) and count for nothing; without that ev
 
 from __future__ import annotations
 
-import hashlib
-import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -18,7 +16,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-_WORD = re.compile(r"\w+")
+from headway.predict.seen import prompt_hash, words_of
+
 RUN_WORDS = 5
 NEAR_SHARE = 0.8
 #: A run of words in more prompts than this share of all, and than this number, is a template's.
@@ -35,17 +34,6 @@ class Duplicates(Struct, frozen=True, eq=False):
     group: NDArray[np.intp]
     num_equal: int
     num_near: int
-
-
-def normalised(text: str) -> str:
-    """The words of ``text`` in lower case, one space apart."""
-    return " ".join(_WORD.findall(text.lower()))
-
-
-def prompt_hash(text: str) -> int:
-    """A 63-bit hash of the normalised text."""
-    digest = hashlib.blake2b(normalised(text).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def find_duplicates(texts: Sequence[str]) -> Duplicates:
@@ -95,7 +83,7 @@ def _near_pairs(texts: Sequence[str], indices: Sequence[int]) -> list[tuple[int,
 
 
 def _runs(text: str) -> frozenset[int]:
-    words = normalised(text).split()[:_MAX_WORDS]
+    words = words_of(text)[:_MAX_WORDS]
     if len(words) < RUN_WORDS:
         return frozenset()
     return frozenset(

@@ -12,9 +12,10 @@ from msgspec import Struct, structs
 from headway.errors import DatasetError
 from headway.predict.artifact import Artifact, Kind
 from headway.predict.forecast import Forecaster
+from headway.predict.seen import prompt_hash, seen_prompts
 from headway.train.card import NUM_RESAMPLES
 from headway.train.comparison import compare
-from headway.train.duplicates import find_duplicates, prompt_hash
+from headway.train.duplicates import find_duplicates
 from headway.train.measures import Figure, Resamples
 from headway.train.rivals import Predicted
 from headway.train.table import EvaluationTable
@@ -44,7 +45,7 @@ def hold_out(artifact: Artifact, table: EvaluationTable, *, seed: int = 0) -> He
     """
     names = [model.name for model in artifact.models]
     columns = np.array([at for at, name in enumerate(table.model_names) if name in names], np.intp)
-    seen = set(artifact.data.prompt_hashes.integers().tolist())
+    seen = seen_prompts(artifact)
     unseen = np.array([at for at, text in enumerate(table.texts) if prompt_hash(text) not in seen], np.intp)
     if not len(columns):
         raise DatasetError(f"hold no answer of a model that the artifact knows ({', '.join(names)})")
