@@ -34,8 +34,8 @@ class Connection(asyncio.Protocol):
     """A connection and the answer to the last request on it.
 
     ``status`` and ``headers`` (as they came) are there once :meth:`ask` returns, until the next; then the body is read
-    by :meth:`read`, or by :meth:`pump`, piece by piece or in one go. Afterwards :attr:`reusable` tells whether another
-    request may be sent; else :meth:`close` it.
+    by :meth:`read`, or by :meth:`pump`, piece by piece or in one go. ``is_complete`` tells that all of it has come in,
+    :attr:`reusable` that it was read too and another request may be sent; where none may, :meth:`close` it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._feed = self._parser.feed_data
         self._num_unread = 0
         self._num_head_bytes = 0
-        self._is_asked = self._has_head = self._is_complete = self._keeps_alive = False
+        self._is_asked = self._has_head = self.is_complete = self._keeps_alive = False
         self._ends_with_connection = True
         self._is_interim = self._is_paused = False
         self._failure: BrokenAnswerError | None = None
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         """Whether the answer was read to its end and the peer keeps the connection for another request."""
         transport = self._transport
         return (
-            self._is_complete
+            self.is_complete
             and self._keeps_alive
             and not self._parts
             and transport is not None
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             raise BrokenAnswerError("closed the connection", closed=True)
         self.status, self.headers, self._num_head_bytes = 0, [], 0
-        self._has_head = self._is_complete = self._keeps_alive = False
+        self._has_head = self.is_complete = self._keeps_alive = False
         self._ends_with_connection = self._is_asked = True
         for piece in pieces:
             transport.write(piece)
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         while not self._parts:
             if self._failure is not None:
                 raise self._failure
-            if self._is_complete:
+            if self.is_complete:
                 return b""
             await self._news()
         return self._read_now()
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
                 rest = take(self._read_now())
             elif self._failure is not None:
                 raise self._failure
-            elif self._is_complete:
+            elif self.is_complete:
                 return
             else:
                 self._take = take
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
                 if rest is not None:
                     waiter.set_result(rest)
                     return
-            if self._is_complete or self._failure is not None:
+            if self.is_complete or self._failure is not None:
                 waiter.set_result(None)
             return
         if self._parts:
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
     def _spoke_no_http(self, cause: Exception | None) -> None:
         self._keeps_alive = False
         self.close()
-        if not self._is_complete and self._failure is None:
+        if not self.is_complete and self._failure is None:
             self._failure = BrokenAnswerError("spoke no HTTP")
             self._failure.__cause__ = cause
 
@@ -219,9 +219,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Note how it ended."""
         self._transport = None
-        if self._is_asked and not self._is_complete and self._failure is None:
+        if self._is_asked and not self.is_complete and self._failure is None:
             if self._has_head and self._ends_with_connection and exc is None:
-                self._is_complete = True
+                self.is_complete = True
             else:
                 self._failure = BrokenAnswerError(
                     "broke off its answer" if self._has_head else "closed the connection", closed=exc is None
@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Refuse a second answer to one request."""
-        if self._is_complete:
+        if self.is_complete:
             raise BrokenAnswerError("answered more than it was asked")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -258,6 +258,6 @@ class Connection(asyncio.Protocol):
         if self._is_interim:
             self._is_interim = False
             return
-        self._is_complete = True
+        self.is_complete = True
         self._is_asked = False
         self._keeps_alive = bool(self._parser.should_keep_alive())

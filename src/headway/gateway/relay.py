@@ -73,6 +73,7 @@ class Relay:
         self._dialect, self._drop_usage = dialect, drop_usage
         self._idle_timeout_s, self._on_first_token = idle_timeout_s, on_first_token
         self._usage: Usage | None = None
+        self._unsent = b""  # the last bytes of a stream, which leave with its end
         self._secret = None if secret is None else secret.encode()
 
     @property
@@ -125,7 +126,8 @@ class Relay:
             if not self.saw_body:
                 raise self._broken("ended its answer before it began")
             raise self._interrupted("ended its stream without an end mark")
-        await self._exchange.end_stream(stream.flush())
+        self._guard.sending = True
+        await self._exchange.end_stream(self._unsent + stream.flush())
 
     async def _begin(self, response: Connection, stream: EventStream) -> bool:
         """Begin the answer with the first byte that is no comment; False when the upstream's ended without one.
@@ -163,6 +165,9 @@ class Relay:
                 waits_for_token = False
                 self._on_first_token(now)
             push(now + idle_timeout_s)
+            if response.is_complete and stream.finished:
+                self._unsent = out
+                return None
             if not out or write_now(out):
                 return None
             sending = send({"type": "http.response.body", "body": out, "more_body": True}).__await__()

@@ -74,6 +74,10 @@ class Targets(NamedTuple):
     ignored: tuple[str, ...]
 
 
+_NO_TARGETS = Targets(None, None, None, ())
+_TARGET_HEADERS = frozenset((b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms", b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms"))
+
+
 class ClientRequest(Struct, frozen=True, kw_only=True):
     """A checked request. ``body`` is as it came; ``own_keys`` are the routing keys to strip from it.
 
@@ -203,6 +207,8 @@ def _priority(fields: Mapping[str, object]) -> int:
 
 def _targets(headers: Headers, fields: Mapping[str, object]) -> Targets:
     slo, rso = _object(fields, "slo"), _object(fields, "rso")
+    if not slo and not rso and _TARGET_HEADERS.isdisjoint(headers):
+        return _NO_TARGETS
     ttft = _first(
         (headers.get(b"x-slo-ttft-ms"), "x-slo-ttft-ms"),
         (headers.get(b"x-llm-d-slo-ttft-ms"), "x-llm-d-slo-ttft-ms"),
