@@ -308,5 +308,16 @@ pilot under round robin with another seed. Share of requests whose first token c
 def _mixed(part: dict[str, Any] | None) -> str:
     if part is None:
         return "## Mixed load with a kill\n\nNot run yet: `--only mixed`."
-    lines = "\n".join(f"- {key.replace('_', ' ')}: {value}" for key, value in part.items() if key != "scale")
-    return f"## Mixed load with a kill\n\n{lines}"
+    ends = "\n".join(f"- {what}: {times}" for what, times in part["requests"].items())
+    growth = "not measured" if part["memory_growth"] is None else _percent(part["memory_growth"])
+    wrong = "\n".join(f"- wrong: {one}" for one in (*part["wrong"], *part["requests_standing_twice"]))
+    return f"""## Mixed load with a kill
+
+Two engines, six clients, {part["seconds"] / 60.0:.0f} minutes; one in five requests is left by its client, and one
+engine is killed and started again. What became of the requests:
+
+{ends}
+
+Lost, doubled, ended as no rule allows, or still under way at the end: {part["num_wrong"]}. The gateway's memory grew by
+{growth} in the second half.
+{wrong}""".rstrip()
