@@ -26,8 +26,8 @@ def predict(
     Parameters
     ----------
     artifact
-        A trained artifact, of which the first three and nine models are asked. Without: one is trained on the spot, of
-        the size that published evaluation sets give; that takes half a minute and the extra `train`.
+        A trained artifact, of which the first three and nine models are asked. Without: one is trained on the spot, as
+        large as those of the published evaluation sets or larger; that takes half a minute and the extra `train`.
     rounds
         Rounds of 20 prompts, in each of three processes per pool; medians are printed.
     json
@@ -35,7 +35,7 @@ def predict(
     """
     from headway.bench.predictor import num_trees, training_artifact
     from headway.cli.progress import progress
-    from headway.cli.train import read_artifact
+    from headway.config.artifact_file import read_artifact
     from headway.predict.artifact import encode_artifact
 
     if rounds < 1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headway.cli.progress import progress
-from headway.cli.train import read_artifact, read_table
+from headway.cli.train import read_table
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _card(table: EvaluationTable, settings: Settings, title: str, command: str, 
 
 
 def _published(names: list[str], settings: Settings, out: Path | None, json: bool) -> int:
-    """One after the other, each card written as soon as it is made: together they take a quarter of an hour."""
+    """One after the other, each card written as soon as it is made."""
     from headway.config.nodes import did_you_mean
     from headway.train.card_index import index_page, read_cards, write_index
     from headway.train.card_page import write_card
@@ -138,6 +138,7 @@ def _print(cards: dict[str, Card], json: bool) -> None:
 
 
 def _held_out(path: Path, table: EvaluationTable, seed: int, json: bool) -> int:
+    from headway.config.artifact_file import read_artifact
     from headway.train.held_out import hold_out
 
     found = hold_out(read_artifact(path), table, seed=seed)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from headway.cli.progress import progress
-from headway.errors import ArtifactError, ConfigError, DatasetError
+from headway.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     from headway.predict.artifact import Artifact
@@ -66,6 +66,8 @@ def train(
     json
         Print the model card as JSON.
     """
+    from headway.config.artifact_file import read_artifact
+
     if (out is None) == (update is None):
         raise ConfigError("give either --out, a new artifact, or --update, one to train anew", key="--out")
     target = out or update or Path()
@@ -129,22 +131,6 @@ def read_table(paths: Sequence[Path], config: Path | None) -> EvaluationTable:
         cards = {model.name: model_card(model) for model in load_config(config).models}
     rows = (row for path in paths for row in read_rows(path))
     return build_table(rows, cards=cards, sources=[path.name for path in paths])
-
-
-def read_artifact(path: Path) -> Artifact:
-    """The artifact in a file.
-
-    Raises:
-        ArtifactError: it cannot be read, or is none; names the file.
-    """
-    from headway.predict.artifact import decode_artifact
-
-    try:
-        return decode_artifact(path.read_bytes())
-    except OSError as error:
-        raise ArtifactError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
-    except ArtifactError as error:
-        raise ArtifactError(str(error), path=str(path)) from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from headway.config.artifact_file import errors_of_artifact
 from headway.demo.pool import POOL
 from headway.demo.workload import MAX_TOKENS, Workload
 from headway.errors import ArtifactError
@@ -40,13 +41,9 @@ def load_trained(path: Path, workload: Workload) -> TrainedPredictor:
     Raises:
         ArtifactError: it cannot be read or served, or knows none of the pool's models; names the file.
     """
-    try:
+    with errors_of_artifact(path):
         artifact = decode_artifact(path.read_bytes())
         cold = LearnedPredictor(artifact, {name: QWEN3_CARDS[name] for name in _NAMES}).cold_models
-    except OSError as error:
-        raise ArtifactError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
-    except ArtifactError as error:
-        raise ArtifactError(str(error), path=str(path)) from error
     if len(cold) == len(_NAMES):
         trained = ", ".join(model.name for model in artifact.models)
         raise ArtifactError(f"knows none of {', '.join(_NAMES)}, only {trained}", path=str(path))

@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from headway.config.artifact_file import errors_of_artifact
 from headway.config.lines import decode_lines
 from headway.errors import ArtifactError, ConfigError, DatasetError, RequestError
 from headway.lab.beta import Column
@@ -85,7 +86,7 @@ def held_out(rows: str, artifact: str, models: tuple[str, ...]) -> HeldOut:
         ArtifactError: the artifact cannot be read or served, or does not know one of ``models``.
         DatasetError: a row is wrong, or no prompt is left; names file and, for a row, line.
     """
-    try:
+    with errors_of_artifact(Path(artifact)):
         trained = decode_artifact(Path(artifact).read_bytes())
         known = [model.name for model in trained.models]
         for model in models:
@@ -96,10 +97,6 @@ def held_out(rows: str, artifact: str, models: tuple[str, ...]) -> HeldOut:
         by_label = replace(trained, serves_quality="task_label", serves_length="task_label")
         prompts = [_prompt(one.row) for one in asked]
         said, label = _said(trained, chosen, prompts), _said(by_label, chosen, prompts)
-    except OSError as error:
-        raise ArtifactError(f"cannot be read: {error.strerror or error}", path=artifact) from error
-    except ArtifactError as error:
-        raise ArtifactError(str(error), path=artifact) from error
     tasks = [one.row.task or task_type(one.row.text) for one in asked]
     names = tuple(dict.fromkeys(tasks))
     if len(names) > _MAX_TASKS:

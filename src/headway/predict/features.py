@@ -163,7 +163,7 @@ class PromptFeatures(Struct, frozen=True, eq=False):
 
 
 def prompt_features(prompt: Prompt) -> PromptFeatures:
-    """The features of ``prompt``. O(min(length, 2 · READ_END_CHARS)); some 60 µs for 800 characters."""
+    """The features of ``prompt``. O(min(length, 2 · READ_END_CHARS))."""
     text = both_ends(prompt.text, READ_END_CHARS)
     lowered = text.lower().encode("utf-8", "surrogatepass")
     tokens = _tokens(lowered)
