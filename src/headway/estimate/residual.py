@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
 
 from msgspec import Struct
+
+from headway.estimate.median import median_of_sorted
 
 #: Pairs in which neither time reaches this say more about the network than about the clock, seconds.
 FLOOR_S = 0.05
@@ -72,16 +73,11 @@ class _Watched:
     @property
     def middle(self) -> float:
         """The median."""
-        return _middle(self._by_size)
+        return median_of_sorted(self._by_size)
 
     def spread(self, middle: float) -> float:
         """The median distance from ``middle``."""
-        return _middle(sorted([abs(one - middle) for one in self._by_size]))
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+        return median_of_sorted(sorted([abs(one - middle) for one in self._by_size]))
 
 
 class ResidualGate:
