@@ -67,6 +67,39 @@ async def test_a_failed_trial_opens_again(session: aiohttp.ClientSession) -> Non
         assert len(upstream.requests) == 6
 
 
+async def test_a_long_trial_keeps_others_out_only_until_its_first_token(session: aiohttp.ClientSession) -> None:
+    """Half open, the first token of a stream decides: others need not wait for the end of somebody's long answer."""
+    script = [Reply(status=500)] * 5 + [Reply(num_tokens=2000, interval_s=0.05), Reply(num_tokens=1)]
+    async with FakeUpstream(script) as upstream:
+        async with running_gateway(pool_of(upstream, resilience=QUICK)) as gateway:
+            breaker = gateway.gateway.health.breakers["a"]
+            for _ in range(5):
+                await _status(session, gateway.url)
+            await until(lambda: breaker.state == "half_open")
+            async with session.post(gateway.url + CHAT, json=chat()) as trial:
+                await until(lambda: breaker.state == "closed")
+                assert await _status(session, gateway.url) == 200
+                assert not trial.content.at_eof()
+
+
+async def test_a_trial_that_breaks_after_its_first_token_opens_again(session: aiohttp.ClientSession) -> None:
+    """An instance taken back by a first token is on probation: one failure is enough, until an answer was whole."""
+    broken = Reply(num_tokens=3, interval_s=0.02, dies="after_tokens")
+    script = [Reply(status=500)] * 5 + [broken, Reply(num_tokens=3), broken, Reply(num_tokens=1)]
+    async with FakeUpstream(script) as upstream:
+        async with running_gateway(pool_of(upstream, resilience=QUICK)) as gateway:
+            breaker = gateway.gateway.health.breakers["a"]
+            for _ in range(5):
+                await _status(session, gateway.url)
+            await until(lambda: breaker.state == "half_open")
+            await _stream(session, gateway.url)
+            assert breaker.state == "open"
+            await until(lambda: breaker.state == "half_open")
+            for _ in range(2):  # a whole answer, and then one that breaks
+                await _stream(session, gateway.url)
+            assert (breaker.state, breaker.failures) == ("closed", 1)
+
+
 async def test_a_killed_instance_costs_no_request(session: aiohttp.ClientSession) -> None:
     """T14: after a kill the requests in flight are all that is lost; the rest goes elsewhere, and it comes back."""
     async with FakeUpstream() as first, FakeUpstream() as second:

@@ -243,6 +243,7 @@ class Attempt:
     def _first_token(self, now: float) -> None:
         self.first_token_s = now
         self.gateway.fleet.first_token_seen(self.ledger_id, now)
+        self.gateway.health.began(self.candidate.instance_id, self.ledger_id)
         if self._trace is not None:
             self._trace.first_token()
 

@@ -2,8 +2,8 @@
 
 A failed connection takes an instance out at once; ``breaker_failures`` failures in a row (5xx, timeouts, broken
 answers) open its breaker. It is then asked ``GET /health``, never for tokens, and after that gets one request to prove
-itself. Client errors say nothing about health. Nor does back-pressure: an instance that says when to come again rests
-until then. This file refuses to make a request wait.
+itself: by the first token of a stream, or by a whole answer. Client errors say nothing about health. Nor does
+back-pressure: an instance that says when to come again rests until then. This file refuses to make a request wait.
 """
 
 from __future__ import annotations
@@ -77,6 +77,17 @@ class HealthBoard:
         if breaker.state == "half_open" and breaker.trial is None:
             breaker.trial = request_id
             self._fleet.set_health(instance_id, False)
+
+    def began(self, instance_id: str, request_id: str) -> None:
+        """A stream gave its first token. If it is the trial that is enough: an answer may last for minutes.
+
+        The instance is on probation then: the next failure opens its breaker again, a whole answer ends it.
+        """
+        breaker = self.breakers.get(instance_id)
+        if breaker is None or breaker.trial != request_id:
+            return
+        self._set(instance_id, breaker, "closed")
+        breaker.failures = self._failures_to_open - 1
 
     def succeeded(self, instance_id: str, request_id: str) -> None:
         """The instance gave a sane answer (any 2xx to 4xx)."""
