@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 
 import numpy as np
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
+from headway.calibrate.acceptance import AcceptanceRow
 from headway.cli.lab_acceptance import acceptance
 from headway.errors import ConfigError
 from headway.estimate.registry import make_estimator
-from headway.lab.acceptance import FULL, GROUPS, QUICK, acceptance_rows
-from headway.lab.acceptance.settings import SLOPES
+from headway.lab.acceptance import FULL, GROUPS, QUICK, acceptance_rows, run
+from headway.lab.acceptance.settings import SLOPES, Settings
+from headway.lab.acceptance.table import Group, Results
 from headway.lab.acceptance.units import PLAYERS, Play, play, shared, with_slope, workload_of
 from headway.lab.acceptance.utility import utility_at
 from headway.lab.metrics import score
@@ -76,6 +81,31 @@ def test_an_unknown_row_is_refused(name: str) -> None:
     """A row that does not exist is an error that names a near one."""
     with pytest.raises(ConfigError, match="unknown row"):
         acceptance_rows(TINY, only=[name], num_jobs=1)
+
+
+class _Where(Struct, frozen=True):
+    """A unit that tells in which process it ran."""
+
+    cost: float
+
+    def run(self) -> int:
+        return os.getpid()
+
+
+def test_what_is_timed_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units of infinite cost run in this process, and the others not."""
+    pytest.importorskip("joblib", reason="parallel runs need the extra 'lab'")
+    others, timed = [_Where(1.0), _Where(2.0)], [_Where(math.inf)]
+    places: list[int] = []
+
+    def rows(settings: Settings, results: Results) -> list[AcceptanceRow]:
+        places.extend(results.of(unit) for unit in (*timed, *others))
+        return []
+
+    monkeypatch.setattr(run, "GROUPS", (Group("A1", lambda settings: [*others, *timed], rows),))
+    assert acceptance_rows(TINY, num_jobs=2) == []
+    assert places[0] == os.getpid()
+    assert os.getpid() not in places[1:]
 
 
 def test_units_are_shared_between_claims() -> None:

@@ -79,8 +79,9 @@ class _Greedy:
         self._free: list[float] = room.free_slots.tolist()
         self._others: list[float] = room.other_tokens.tolist()
         self._slots = plan.devices.max_num_seqs
-        finals = waiting.base_tokens + plan.devices.speeds * (waiting.durations - 1)
-        self._largest: list[float] = finals.max(axis=0).tolist()
+        longest = waiting.durations.max(axis=0) - 1
+        #: No request grows beyond this; one that begins with as much may still be shorter.
+        self._largest: list[float] = (waiting.base_tokens.max(axis=0) + plan.devices.speeds * longest).tolist()
         for device in range(len(self._slots)):
             self._close(device)
 

@@ -53,7 +53,7 @@ class DualPrices:
         # Prefix sums of both, and of the memory's prefix sums once more; a column of zeros in front.
         self._row = num_periods + 1
         self._sums = np.zeros((3, num, self._row))
-        self._flat = self._sums.reshape(3, -1)
+        self._flat, self._begins = self._sums.reshape(3, -1), self._row * np.arange(num)
         self._steps, self._product = np.zeros((2, num, num_periods)), np.zeros((num, num_periods))
         self._summed, self._memory_is_priced = True, False
 
@@ -125,6 +125,10 @@ class DualPrices:
 
     def charges(self, num_periods: Index, base_tokens: Grid) -> Grid:
         """``a·p`` of requests on every device, shape (requests, devices): slots and memory together."""
+        self._sum()
+        if not self._memory_is_priced:
+            found: Grid = self._flat[0].take(np.minimum(num_periods, self._reach) + self._begins)
+            return found
         slots, tokens = self.parts(num_periods, base_tokens)
         slots += tokens
         return slots
@@ -133,8 +137,7 @@ class DualPrices:
         """What slots and what memory are charged of requests on every device; shapes (requests, devices)."""
         self._sum()
         within = np.minimum(num_periods, self._reach)
-        places = within + self._row * np.arange(len(self.speeds))
-        slots, once, twice = (one.take(places) for one in self._flat)
+        slots, once, twice = self._flat.take(within + self._begins, axis=1)
         once *= base_tokens + self.speeds * within
         twice *= self.speeds
         once -= twice
@@ -156,9 +159,9 @@ class _Batches:
     """The columns of some steps, prepared together: arrays of shape (steps, columns, places)."""
 
     def __init__(self, columns: Columns, picks: Index, starts: Index | None, prices: DualPrices) -> None:
-        device, lengths = columns.device[picks], columns.num_periods[picks]
-        base_tokens, reward = columns.base_tokens[picks], columns.reward[picks]
-        speeds, units, rows = prices.speeds[device], prices.units[device], device * (prices.num_periods + 1)
+        device, lengths = columns.device.take(picks, axis=0), columns.num_periods.take(picks, axis=0)
+        base_tokens, reward = columns.base_tokens.take(picks, axis=0), columns.reward.take(picks, axis=0)
+        speeds, units, rows = prices.speeds.take(device), prices.units.take(device), device * (prices.num_periods + 1)
         begins = None if starts is None else starts[:, :, None]
         ends = lengths if begins is None else np.minimum(lengths + begins, prices.num_periods)
         at_start = base_tokens if begins is None else base_tokens - speeds * begins
@@ -176,10 +179,10 @@ class _Batches:
 
         If not, and no memory has a price, none will get one: then it need not be looked at.
         """
-        most = np.zeros((len(self._reward), len(there)))
-        steps = np.arange(len(most))[:, None, None]
-        np.add.at(most, (steps, self._device), self._end.tokens / len(self._rows))
-        return bool((most > there.min(axis=1)).any())
+        num_steps, num_devices = len(self._device), len(there)
+        places = self._device + num_devices * np.arange(num_steps)[:, None, None]
+        most = np.bincount(places.ravel(), self._end.tokens.ravel(), minlength=num_steps * num_devices)
+        return bool((most.reshape(num_steps, -1) > there.min(axis=1) * len(self._rows)).any())
 
     def taken(self, row: int, sums: Grid, size: float) -> Grid:
         """Slots and tokens of the columns worth their charge in one step, summed at their ends and scaled to a step.

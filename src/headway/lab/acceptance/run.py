@@ -1,12 +1,14 @@
 """Runs the acceptance table: the units of the rows asked for, once each, in parallel; then the rows.
 
-Units are independent and small in memory, so processes of their own share nothing but the code. Same settings, same
-rows: which process ran what, and when, changes nothing. It refuses an unknown row by name.
+Units are independent and small in memory, so processes of their own share nothing but the code; what is timed runs
+before them, alone. Same settings, same rows: which process ran what, and when, changes nothing. It refuses an unknown
+row by name.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Callable, Hashable, Sequence
 
@@ -95,24 +97,27 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def _run(units: Sequence[Unit[object]], num_jobs: int, progress: Progress | None) -> dict[Hashable, object]:
+    """The result of each unit. Those of infinite cost come first, here and one by one: they are timed."""
     found: dict[Hashable, object] = {}
-    if num_jobs == 1:
-        for number, unit in enumerate(units, 1):
-            found[unit] = unit.run()
-            if progress is not None:
-                progress(number, len(units))
-        return found
-    try:
-        from joblib import Parallel, delayed
-    except ImportError as error:
-        raise HeadwayError("parallel runs need joblib: install headway[lab]") from error
-    parallel = Parallel(n_jobs=num_jobs, backend="loky", return_as="generator", batch_size=1)
-    for number, (unit, result) in enumerate(
-        zip(units, parallel(delayed(_call)(unit) for unit in units), strict=True), 1
-    ):
+
+    def note(unit: Unit[object], result: object) -> None:
         found[unit] = result
         if progress is not None:
-            progress(number, len(units))
+            progress(len(found), len(units))
+
+    num_here = len(units) if num_jobs == 1 else sum(math.isinf(unit.cost) for unit in units)
+    others = units[num_here:]
+    if others:
+        try:
+            from joblib import Parallel, delayed
+        except ImportError as error:
+            raise HeadwayError("parallel runs need joblib: install headway[lab]") from error
+    for unit in units[:num_here]:
+        note(unit, unit.run())
+    if others:
+        parallel = Parallel(n_jobs=num_jobs, backend="loky", return_as="generator", batch_size=1)
+        for unit, result in zip(others, parallel(delayed(_call)(unit) for unit in others), strict=True):
+            note(unit, result)
     return found
 
 

@@ -23,7 +23,7 @@ class Unit(Hashable, Protocol[Result_co]):
 
     @property
     def cost(self) -> float:
-        """Relative duration."""
+        """Relative duration; infinite for what is timed, which runs before all others, alone."""
         ...
 
     def run(self) -> Result_co:
