@@ -90,7 +90,8 @@ class RealPool:
 def real_pool(directory: Path) -> Iterator[RealPool]:
     """The pool, ready; everything ended on leaving."""
     with ExitStack() as stack:
-        engines = {name: Engine(name, directory, core) for name, core in zip(SIZES, (0, 1, 0), strict=True)}
+        # The large one by itself: beside it on one core a small one may give no token for half a minute.
+        engines = {name: Engine(name, directory, core) for name, core in zip(SIZES, (1, 1, 0), strict=True)}
         for engine in engines.values():
             stack.callback(segment_path(engine.segment).unlink, missing_ok=True)
             stack.callback(engine.server.stop)
