@@ -26,6 +26,8 @@ _QUICK = ("--qps", "8", "--seconds", "1", "--seed", "219")
 
 @contextmanager
 def _demo(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a script starts with & ignores it, and so would this
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "headway", "demo", *arguments],
         stdout=subprocess.PIPE,
