@@ -9,7 +9,8 @@ from collections.abc import Callable
 import aiohttp
 
 from gateway_clients import CHAT, chat, pool_of, until
-from headway.testing import FakeUpstream, Received, Reply, running_gateway
+from headway.gateway.health import Breaker
+from headway.testing import FakeUpstream, Received, Reply, RunningGateway, running_gateway
 
 QUICK = {"breaker_failures": 5, "breaker_open_s": 0.3, "attempts": 1}
 
@@ -57,10 +58,7 @@ async def test_a_failed_trial_opens_again(session: aiohttp.ClientSession) -> Non
     """T12: half open, exactly one request is let through; when it fails the breaker is open again."""
     async with FakeUpstream(answering(lambda: False)) as upstream:
         async with running_gateway(pool_of(upstream, resilience=QUICK)) as gateway:
-            breaker = gateway.gateway.health.breakers["a"]
-            for _ in range(5):
-                await _status(session, gateway.url)
-            await until(lambda: breaker.state == "half_open")
+            breaker = await _half_open(session, gateway)
             statuses = await asyncio.gather(*(_status(session, gateway.url) for _ in range(6)))
             assert sorted(statuses) == [500, 503, 503, 503, 503, 503]
             assert breaker.state == "open"
@@ -72,10 +70,7 @@ async def test_a_long_trial_keeps_others_out_only_until_its_first_token(session:
     script = [Reply(status=500)] * 5 + [Reply(num_tokens=2000, interval_s=0.05), Reply(num_tokens=1)]
     async with FakeUpstream(script) as upstream:
         async with running_gateway(pool_of(upstream, resilience=QUICK)) as gateway:
-            breaker = gateway.gateway.health.breakers["a"]
-            for _ in range(5):
-                await _status(session, gateway.url)
-            await until(lambda: breaker.state == "half_open")
+            breaker = await _half_open(session, gateway)
             async with session.post(gateway.url + CHAT, json=chat()) as trial:
                 await until(lambda: breaker.state == "closed")
                 assert await _status(session, gateway.url) == 200
@@ -88,10 +83,7 @@ async def test_a_trial_that_breaks_after_its_first_token_opens_again(session: ai
     script = [Reply(status=500)] * 5 + [broken, Reply(num_tokens=3), broken, Reply(num_tokens=1)]
     async with FakeUpstream(script) as upstream:
         async with running_gateway(pool_of(upstream, resilience=QUICK)) as gateway:
-            breaker = gateway.gateway.health.breakers["a"]
-            for _ in range(5):
-                await _status(session, gateway.url)
-            await until(lambda: breaker.state == "half_open")
+            breaker = await _half_open(session, gateway)
             await _stream(session, gateway.url)
             assert breaker.state == "open"
             await until(lambda: breaker.state == "half_open")
@@ -167,6 +159,15 @@ async def test_healthy_instances_are_never_probed(session: aiohttp.ClientSession
         await asyncio.sleep(1.2)
         assert upstream.num_probes == 0
         assert len(upstream.requests) == 1
+
+
+async def _half_open(session: aiohttp.ClientSession, gateway: RunningGateway) -> Breaker:
+    """The breaker of the one instance, opened by five failures and half open since its time is over."""
+    breaker = gateway.gateway.health.breakers["a"]
+    for _ in range(5):
+        await _status(session, gateway.url)
+    await until(lambda: breaker.state == "half_open")
+    return breaker
 
 
 async def _status(session: aiohttp.ClientSession, url: str) -> int:
